@@ -1,0 +1,72 @@
+"""ninfer_pool: a keyed pool of many retained prefixes for hybrid and plain attention models.
+
+The pool decides and returns operations as plain data; an engine carries them out. See
+`PrefixPool` for a first session and ``docs/how-to/embed.md`` for an engine's.
+"""
+
+from __future__ import annotations
+
+from ninfer_pool.config import PoolConfig
+from ninfer_pool.errors import (
+    ConfigError,
+    GeometryError,
+    LeaseError,
+    NamespaceError,
+    PoolError,
+    PromptError,
+    TraceError,
+    UsageError,
+)
+from ninfer_pool.lease import Lease
+from ninfer_pool.namespace import Namespace
+from ninfer_pool.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
+from ninfer_pool.planner import Chunk
+from ninfer_pool.policy import POLICIES, Policy
+from ninfer_pool.pool import PrefixPool
+from ninfer_pool.prompt import KINDS, Boundary, MediaSpan, Prompt
+from ninfer_pool.results import (
+    EntryInfo,
+    Event,
+    Explanation,
+    Match,
+    Pending,
+    Refusal,
+    Stats,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "KINDS",
+    "POLICIES",
+    "Boundary",
+    "Chunk",
+    "ConfigError",
+    "CopyPage",
+    "EntryInfo",
+    "Event",
+    "Explanation",
+    "GeometryError",
+    "Lease",
+    "LeaseError",
+    "LoadImage",
+    "Match",
+    "MediaSpan",
+    "Namespace",
+    "NamespaceError",
+    "Operation",
+    "Pending",
+    "Policy",
+    "PoolConfig",
+    "PoolError",
+    "PrefixPool",
+    "Prompt",
+    "PromptError",
+    "Refusal",
+    "ResetLane",
+    "SaveImage",
+    "Stats",
+    "TraceError",
+    "UsageError",
+    "__version__",
+]

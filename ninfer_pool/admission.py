@@ -1,0 +1,243 @@
+"""Admitting a request: search, choose, check that it fits, only then evict and take (G4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ninfer_pool import index
+from ninfer_pool.entry import Checkpoint
+from ninfer_pool.lease import Grant, Wishes
+from ninfer_pool.operations import CopyPage
+from ninfer_pool.pages import Pages
+from ninfer_pool.planner import canonical_cuts, plan_captures
+from ninfer_pool.prompt import Prompt
+from ninfer_pool.results import Explanation, Refusal
+from ninfer_pool.retained import Retained
+from ninfer_pool.room import Bill, free_pages
+from ninfer_pool.search import Found, Rules, explain, find
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """One call of acquire, with what its search found."""
+
+    prompt: Prompt
+    wishes: Wishes
+    reserve_tokens: int
+    cuts: tuple[int, ...]
+    found: Found
+    explanation: Explanation
+
+
+def search(
+    retained: Retained, prompt: Prompt, wishes: Wishes, rules: Rules, reserve_tokens: int
+) -> Request:
+    """Look the prompt up and explain what was found. Changes nothing."""
+    config = retained.config
+    cuts = canonical_cuts(prompt, grid=config.grid, min_chunk=config.min_chunk)
+    found = find(retained, prompt, cuts, rules)
+    explanation = explain(retained, prompt, found, rules)
+    if not explanation.resumable:
+        found.mark, found.position, found.exact, found.kind = None, 0, True, None
+    return Request(
+        prompt=prompt,
+        wishes=wishes,
+        reserve_tokens=reserve_tokens,
+        cuts=cuts,
+        found=found,
+        explanation=explanation,
+    )
+
+
+def admit(
+    retained: Retained, request: Request, lane: int, claims: set[Checkpoint]
+) -> Grant | Refusal:
+    """Take the pages that the request needs, or say why not, with nothing changed.
+
+    A resume that does not fit beside what it resumes from is replanned to a cold start.
+    """
+    for found in _plans(request.found):
+        demand = _demand(retained, request, found)
+        if demand.pages <= demand.freeable:
+            return _take(retained, request, found, demand, lane, claims)
+    needed, freeable = demand.pages, demand.freeable
+    size = retained.config.page_bytes
+    return Refusal("no_room", needed * size, freeable * size)
+
+
+def _plans(found: Found) -> list[Found]:
+    cold = Found(hops=found.hops, matched=found.matched)
+    return [cold] if found.mark is None else [found, cold]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Demand:
+    pages: int
+    """Own pages without which the request cannot run."""
+    images: int
+    """Images worth evicting for: the captures planned and the frontier's."""
+    freeable: int
+    captures: list[tuple[int, str]]
+
+
+def _demand(retained: Retained, request: Request, found: Found) -> _Demand:
+    config, prompt = retained.config, request.prompt
+    tokens = len(prompt) + request.reserve_tokens
+    pages = -(-tokens // config.page_tokens) - found.position // config.page_tokens
+    captures = []
+    if request.wishes.retain:
+        captures = plan_captures(
+            prompt,
+            start=found.position,
+            cuts=request.cuts,
+            grid=config.grid,
+            worth=worth_tokens(config.image_pages, config.page_tokens),
+            end_logits=config.end_logits,
+            junctions=_junctions(found),
+            exact=request.wishes.exact,
+        )
+    freeable = retained.ledger.freeable
+    if found.mark is not None:
+        source = retained.pages_of(found.mark)
+        firm = (retained.ledger.leased[source] > 0) | (retained.ledger.kept[source] > 0)
+        freeable -= int(np.count_nonzero(~firm))
+    images = len(captures) + 1 if request.wishes.retain and config.image_pages else 0
+    return _Demand(pages=pages, images=images, freeable=freeable, captures=captures)
+
+
+def worth_tokens(image_pages: int, page_tokens: int) -> int:
+    """Tokens that an optional checkpoint must spare to be worth its image: a tenth of its size."""
+    return max(1, image_pages * page_tokens // 10)
+
+
+def _junctions(found: Found) -> list[int]:
+    """Positions past the resume where another sequence was seen to part from this prompt."""
+    return sorted(
+        {
+            position
+            for path, upto in found.hops
+            for position in [*(path.forks or ()), *([upto] if upto < path.end else [])]
+            if found.position < position <= upto
+        }
+    )
+
+
+def _take(
+    retained: Retained,
+    request: Request,
+    found: Found,
+    demand: _Demand,
+    lane: int,
+    claims: set[Checkpoint],
+) -> Grant:
+    ledger, config = retained.ledger, retained.config
+    source = found.mark
+    shared = borrowed = np.empty(0, dtype=np.int32)
+    if source is not None:
+        retained.guard(source)
+        borrowed = retained.pages_of(source)
+        shared = source.kv_pages(config.page_tokens)[: found.position // config.page_tokens]
+        ledger.lease(borrowed)
+    images = 0
+    if config.image_pages:
+        images = min(demand.images, (demand.freeable - demand.pages) // config.image_pages)
+    bill = Bill()
+    total = demand.pages + images * config.image_pages
+    before = ledger.retained
+    free_pages(retained, total, bill)
+    bill.needed += total if ledger.retained < before else 0
+    own = ledger.take(total)
+    table = np.concatenate((shared, own[: demand.pages]))
+    copies, claimed = _copies(retained, found, table, request.wishes, claims)
+    retained.counters.peak_used_pages = max(
+        retained.counters.peak_used_pages, ledger.total - ledger.free
+    )
+    return Grant(
+        lane=lane,
+        source=source,
+        start=found.position,
+        reserve_tokens=request.reserve_tokens,
+        exact=found.exact,
+        table=table,
+        own=own,
+        spare=_split(own[demand.pages :], images),
+        borrowed=borrowed,
+        cuts=request.cuts,
+        captures=demand.captures,
+        copies=copies,
+        claimed=claimed,
+        explanation=_final(request, found),
+        bill=bill,
+    )
+
+
+def _split(pages: Pages, images: int) -> list[Pages]:
+    return [] if not images else list(np.split(pages, images))
+
+
+def _final(request: Request, found: Found) -> Explanation:
+    """The explanation of what was granted: a hit given up for want of room says so."""
+    before = request.explanation
+    if found.mark is not None or not before.resumable:
+        return before
+    matched = max(before.matched, before.resumable)
+    return replace(
+        before, reason="no_room", resumable=0, lost=matched, matched=matched, kind=None, exact=True
+    )
+
+
+def _copies(
+    retained: Retained, found: Found, table: Pages, wishes: Wishes, claims: set[Checkpoint]
+) -> tuple[list[CopyPage], bool]:
+    """Return the copy of a partly filled last page that the lease goes on writing, if any.
+
+    With a claim the page is continued in place, where nothing lies past the checkpoint on it.
+    """
+    source, size = found.mark, retained.config.page_tokens
+    whole, rest = divmod(found.position, size)
+    if source is None:
+        return [], False
+    claimed = wishes.claim and found.position == source.position and _is_last(source)
+    if claimed and source not in claims:
+        claims.add(source)
+        if rest:
+            table[whole] = source.kv_pages(size)[whole]
+        return [], True
+    if not rest:
+        return [], False
+    return [CopyPage(int(source.kv_pages(size)[whole]), int(table[whole]))], False
+
+
+def _is_last(mark: Checkpoint) -> bool:
+    path = mark.path
+    return path.positions[-1] == mark.position and not any(
+        child.start >= mark.position for child in path.children()
+    )
+
+
+def lane_of(retained: Retained, found: Found, free: list[int], wanted: int | None) -> int | None:
+    """Return the lane to run in: the one asked for, else the home lane, else the least recent.
+
+    ``free`` is ordered by last use. With ``affinity="strict"`` only the home lane can resume.
+    """
+    home = found.mark.lane if found.mark is not None else None
+    if retained.config.affinity == "strict" and home is not None:
+        return home if home in free and wanted in (None, home) else None
+    if wanted is not None:
+        return wanted if wanted in free else None
+    if home in free:
+        return home
+    return free[0] if free else None
+
+
+def covers(prompt: Prompt, other: Prompt) -> int:
+    """Return how many leading tokens two prompts share, attributes included. O(matched)."""
+    if prompt.namespace != other.namespace:
+        return 0
+    path = index.Path(
+        parent=None, start=0, label=bytearray(other.buffer), attributes=list(other.attributes)
+    )
+    upto = index.walk(path, prompt.buffer, prompt.attributes)[-1].upto
+    return min(upto, prompt.shareable, other.shareable)

@@ -1,0 +1,195 @@
+"""`ninfer-pool bench core`: what each operation costs at each size, beside floor and peers."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ninfer_pool import Prompt
+from ninfer_pool.bench import worlds
+from ninfer_pool.bench.peers import Peer, available_peers
+from ninfer_pool.bench.probes import check_probe, evictions, probes, then_new, turns
+from ninfer_pool.bench.report import Report
+from ninfer_pool.bench.timing import Action, Case, Floor, Row, measure, measure_each
+from ninfer_pool.bench.worlds import SHAPES, SPACE, Plan, World
+
+TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much is measured.
+
+    Args:
+        tokens, entries: the sizes; every pair of them whose stored tokens take at most
+            `world_bytes` is measured, in both shapes.
+        repeats: calls of an operation that changes nothing; `singles`: of one that does.
+        marks, forks: resume points, and branch points on one path, at each of `long_tokens`.
+        peer_tokens: the most stored tokens of a case in which the peers are measured.
+        memory_entries, memory_tokens: what bytes a token are measured on.
+    """
+
+    tokens: tuple[int, ...] = (2_048, 16_384, 65_536, 200_000)
+    entries: tuple[int, ...] = (1, 64, 4_096)
+    world_bytes: int = 400_000_000
+    repeats: int = 201
+    singles: int = 21
+    marks: int = 100_000
+    forks: int = 1_000
+    long_tokens: tuple[int, ...] = (16_384, 200_000)
+    peer_tokens: int = 2_000_000
+    memory_entries: int = 64
+    memory_tokens: int = 16_384
+
+
+DEFAULT = Scale()
+LARGE = Scale(world_bytes=1 << 40, peer_tokens=16_000_000)
+TINY = Scale(
+    tokens=(1_024,), entries=(1, 8), repeats=5, singles=3, marks=64, forks=8,
+    long_tokens=(1_024,), memory_entries=2, memory_tokens=1_024,
+)  # fmt: skip
+
+
+def main(*, large: bool = False, json_path: Path | None = None) -> None:
+    """Measure, print the table, write the JSON."""
+    report = run(LARGE if large else DEFAULT)
+    print(report.text())
+    if json_path is not None:
+        report.write_json(json_path)
+
+
+def run(scale: Scale, *, with_peers: bool = True) -> Report:
+    """Measure everything of a scale; each answer is checked before its question is timed.
+
+    Raises:
+        AssertionError: the pool gave a wrong answer; nothing is reported then.
+    """
+    found, missing = available_peers() if with_peers else ([], [])
+    results: list[Row] = []
+    beside: list[Row] = []
+    for plan in plans(scale):
+        _progress(f"{plan.shape}, {plan.tokens:,} tokens, {plan.entries:,} entries")
+        results += pool_rows(plan, scale)
+        if plan.stored_tokens <= scale.peer_tokens:
+            for peer in found:
+                beside += peer_rows(plan, peer, scale)
+    results += long_rows(scale)
+    memory = bytes_per_token(entries=scale.memory_entries, tokens=scale.memory_tokens)
+    _progress("")
+    return Report(results=results, peers=beside, missing=missing, bytes_per_token=memory)
+
+
+def plans(scale: Scale) -> Iterator[Plan]:
+    """Every size and shape of a scale that stores no more than it may."""
+    for tokens in scale.tokens:
+        for entries in scale.entries:
+            for shape in SHAPES:
+                plan = Plan(shape=shape, tokens=tokens, entries=entries)
+                if plan.stored_tokens * TOKEN_BYTES <= scale.world_bytes:
+                    yield plan
+
+
+def pool_rows(plan: Plan, scale: Scale) -> list[Row]:
+    """Lookups, explain, a turn's commit and an eviction in one world."""
+    world = worlds.filled(plan)
+    rows = question_rows(world, repeats=scale.repeats)
+    if plan.entries > 1:
+        count = min(scale.singles, plan.entries // 2)
+        to_commit = [(world, index) for index in range(count)]
+        to_evict = [(world, count + index) for index in range(count)]
+    else:  # what can be done once to a pool of one entry is done to fresh ones
+        fresh = [(worlds.filled(plan), 0) for _ in range(2 * scale.singles)]
+        to_commit, to_evict = fresh[: scale.singles], fresh[scale.singles :]
+    rows.append(measure_each(case(plan, "commit", "turn"), turns(to_commit)))
+    rows.append(measure_each(case(plan, "evict", "entry"), evictions(to_evict)))
+    return rows
+
+
+def long_rows(scale: Scale) -> list[Row]:
+    """Questions about paths with very many resume points, and with very many branches."""
+    rows = []
+    for tokens in scale.long_tokens:
+        _progress(f"{scale.marks:,} resume points, {tokens:,} tokens")
+        marked = worlds.marked(tokens=tokens, marks=scale.marks)
+        rows += question_rows(marked, repeats=scale.repeats)
+        _progress(f"{scale.forks:,} branch points, {tokens:,} tokens")
+        forked = worlds.forked(tokens=tokens, forks=scale.forks)
+        rows += question_rows(forked, repeats=scale.repeats)
+    return rows
+
+
+def question_rows(world: World, *, repeats: int) -> list[Row]:
+    """The operations that change nothing: lookup of each probe, explain of a branch."""
+    rows = []
+    for probe in probes(world.plan):
+        check_probe(world, probe)
+        prompt = Prompt(probe.tokens, namespace=SPACE)
+        for op in ("lookup", "explain") if probe.name == "branch" else ("lookup",):
+            ask = partial(getattr(world.pool, op), prompt)
+            floor = Floor(probe.tokens, matched=probe.matched)
+            rows.append(measure(case(world.plan, op, probe.name), ask, floor, repeats=repeats))
+    return rows
+
+
+def peer_rows(plan: Plan, peer: Peer, scale: Scale) -> list[Row]:
+    """The same of another structure, which must find as many tokens as are stored."""
+    label = f"{peer.name} {peer.version}"
+    peer.build([plan.path(index) for index in range(plan.entries)])
+    rows = []
+    for probe in probes(plan):
+        prompt = peer.prompt(probe.tokens)
+        found = peer.lookup(prompt)
+        if found != probe.matched:
+            raise AssertionError(f"{label} finds {found} of {probe.matched} tokens")
+        floor = Floor(probe.tokens, matched=probe.matched)
+        ask = partial(peer.lookup, prompt)
+        named = case(plan, "lookup", probe.name)
+        rows.append(measure(named, ask, floor, repeats=scale.repeats, peer=label))
+    named = case(plan, "commit", "turn")
+    rows.append(measure_each(named, _peer_turns(plan, peer, scale.singles), peer=label))
+    floor = Floor(plan.path(0), matched=plan.tokens)
+    evicting = ((peer.evict, floor) for _ in range(min(scale.singles, -(-plan.entries // 2))))
+    rows.append(measure_each(case(plan, "evict", "entry"), evicting, peer=label))
+    return rows
+
+
+def _peer_turns(plan: Plan, peer: Peer, count: int) -> Iterator[tuple[Action, Floor]]:
+    fresh = plan.entries == 1  # one entry can grow by one turn only once
+    for index in range(count if fresh else min(count, plan.entries)):
+        path = plan.path(0 if fresh else index)
+        if fresh:
+            peer.build([path])
+        longer = then_new(path, worlds.TURN_TOKENS)
+        floor = Floor(longer[: -worlds.ANSWER_TOKENS], matched=plan.tokens)
+        yield partial(peer.commit, peer.prompt(longer)), floor
+
+
+def case(plan: Plan, op: str, probe: str) -> Case:
+    """The name of one row measured in a world of `plan`."""
+    return Case(op=op, probe=probe, shape=plan.shape, tokens=plan.tokens, entries=plan.entries)
+
+
+def bytes_per_token(*, entries: int, tokens: int) -> float:
+    """Python memory that a pool of agent conversations takes, for each token retained."""
+    plan = Plan(shape="agent", tokens=tokens, entries=entries)
+    worlds.filled(plan)  # what is made once in a process is not charged to the pool
+    gc.collect()
+    tracemalloc.start()
+    try:
+        world = worlds.filled(plan)
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+        assert len(world.keys) == entries
+    finally:
+        tracemalloc.stop()
+    return round(held / plan.stored_tokens, 3)
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,90 @@
+"""The pool's own audit: every count is recounted from the checkpoints and leases themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ninfer_pool.entry import Checkpoint
+from ninfer_pool.index import Path
+from ninfer_pool.retained import Retained
+
+if TYPE_CHECKING:
+    from ninfer_pool.lease import Lease
+
+
+def check_pool(retained: Retained, leases: list[Lease]) -> None:
+    """Raise AssertionError with what is off. O(everything retained)."""
+    retained.ledger.check()
+    marks = [mark for root in retained.roots.values() for mark in _check_tree(root)]
+    assert len(marks) == retained.checkpoints, "checkpoints miscounted"
+    _check_counts(retained, marks, leases)
+    _check_entries(retained)
+    spares = {mark for mark in marks if mark.spare}
+    assert spares == set(retained.spares), "superseded checkpoints and their order disagree"
+    limit = retained.config.retained_pages
+    assert retained.ledger.retained <= limit, "over the byte budget (G9)"
+    most = retained.config.max_entries
+    assert most is None or len(retained.entries) <= most, "over max_entries (G9)"
+
+
+def _check_tree(root: Path) -> list[Checkpoint]:
+    found: list[Checkpoint] = []
+    for path in root.subtree():
+        assert path.positions == [mark.position for mark in path.marks], "positions stale"
+        assert path.positions == sorted(path.positions), "marks out of order"
+        assert all(path.start < p <= path.end for p in path.positions), "mark off its path"
+        assert all(mark.path is path for mark in path.marks), "mark of another path"
+        tip = int(path.tip is not None)
+        assert path.entries == tip + sum(c.entries for c in path.children()), "entries miscounted"
+        ends = [*path.positions[-1:], *(path.forks or ())]
+        assert path.parent is None or ends, "a path that holds nothing"
+        assert max(ends, default=path.start) == path.end, "tokens that nothing holds"
+        for position, group in (path.forks or {}).items():
+            assert path.start <= position <= path.end and group, "fork off its path"
+            for key, child in group.items():
+                assert child.parent is path and child.key == key, "fork under a wrong key"
+                assert child.start == position, "fork at a wrong position"
+        found += path.marks
+    return found
+
+
+def _check_counts(retained: Retained, marks: list[Checkpoint], leases: list[Lease]) -> None:
+    ledger = retained.ledger
+    held, leased, kept = (np.zeros(ledger.total, dtype=np.int64) for _ in range(3))
+    guards: dict[Checkpoint, int] = {}
+    for entry in retained.entries.values():
+        for mark in entry.pinned or ():
+            guards[mark] = guards.get(mark, 0) + 1
+    for lease in leases:
+        leased[lease.grant.own] += 1
+        leased[lease.grant.borrowed] += 1
+        if lease.grant.source is not None:
+            source = lease.grant.source
+            guards[source] = guards.get(source, 0) + 1
+    for mark in marks:
+        pages = retained.pages_of(mark)
+        assert len(np.unique(pages)) == len(pages), "a checkpoint holds a page twice"
+        held[pages] += 1
+    for mark, count in guards.items():
+        assert mark.guards == count, "guards miscounted"
+        kept[retained.pages_of(mark)] += 1
+    assert all(mark in guards for mark in marks if mark.guards), "guarded by nobody"
+    for name, counted in (("held", held), ("leased", leased), ("kept", kept)):
+        assert np.array_equal(getattr(ledger, name), counted), f"{name} counts are off"
+    assert int((held > 0).sum()) == ledger.retained, "retained pages miscounted"
+
+
+def _check_entries(retained: Retained) -> None:
+    for identity, entry in retained.entries.items():
+        assert entry.identity == identity, "entry under a wrong number"
+        path = entry.tip.path
+        assert path is not None and path.tip is entry, "a tip that its path does not know"
+        assert not entry.tip.spare, "a superseded tip"
+        assert retained.keys[entry.key][identity] is entry, "entry under a wrong key"
+        deeper = [c for c in path.children() if c.start >= entry.tip.position and c.entries]
+        assert not deeper, "an entry that is a prefix of another"
+    assert sum(len(named) for named in retained.keys.values()) == len(retained.entries)
+    counted = sum(root.entries for root in retained.roots.values())
+    assert counted == len(retained.entries), "entries that no path counts"

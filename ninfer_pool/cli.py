@@ -1,0 +1,306 @@
+"""The console command `ninfer-pool`: simulate, trace convert, trace info, bench core.
+
+Everything a person can get wrong is checked before anything runs: one line on stderr, exit code 2
+and no output file. Imports that take time wait inside the command that needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+from ninfer_pool.errors import PoolError, UsageError
+from ninfer_pool.sim import options
+from ninfer_pool.sim.arguments import add_simulate, sweeps
+
+if TYPE_CHECKING:
+    from ninfer_pool.sim.geometry import Sizes
+    from ninfer_pool.sim.replay import Setup
+    from ninfer_pool.sim.report import Run
+    from ninfer_pool.sim.trace import Trace
+
+SHIPPED_TRACE = "claude_code_side_requests.jsonl"
+TRACE_SOURCES = ("mooncake", "kv-cache-tester", "openai-jsonl")
+INTERRUPTED, PIPE_CLOSED = 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code: 0, 2 on a caller's mistake, 130 on Ctrl-C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without "…" or a trace's letters
+    try:
+        args = _parse(sys.argv[1:] if argv is None else argv)
+        args.run(args)
+        sys.stdout.flush()
+    except PoolError as error:
+        return _complain(str(error))
+    except BrokenPipeError:
+        # The reader has gone; keep the interpreter from complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}")
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _complain(message: str) -> int:
+    print("ninfer-pool: error:", " ".join(message.splitlines()), file=sys.stderr)
+    return 2
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; traces may stand between the options, where argparse loses them."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(_join_negatives(argv))
+    unknown = [word for word in rest if word.startswith("-") or "traces" not in args]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest:
+        args.traces = [*args.traces, *map(Path, rest)]
+    return args
+
+
+def _join_negatives(argv: Sequence[str]) -> list[str]:
+    """Write `--budget -1GiB` as one word, so that the complaint is about the value."""
+    words: list[str] = []
+    for word in argv:
+        if words and words[-1].startswith("--") and word[:1] == "-" and word[1:2].isdigit():
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print("ninfer-pool", version("ninfer-pool"))
+        except PackageNotFoundError:
+            print("ninfer-pool, run from a source tree that is not installed")
+        parser.exit()
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="ninfer-pool", description="Prefix reuse for hybrid models, sized.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    simulate = commands.add_parser("simulate", help="hit rate against K and bytes on a trace")
+    add_simulate(simulate)
+    simulate.set_defaults(run=_simulate)
+    trace = commands.add_parser("trace", help="convert a trace, or tell what it holds")
+    verbs = trace.add_subparsers(required=True, metavar="convert|info")
+    _add_convert(verbs.add_parser("convert", help="make a trace from a log of another format"))
+    _add_info(verbs.add_parser("info", help="tell what a trace holds"))
+    bench = commands.add_parser("bench", help="measure the pool on this machine")
+    _add_bench(
+        bench.add_subparsers(required=True, metavar="core").add_parser(
+            "core", help="lookup, commit, evict and explain, in microseconds"
+        )
+    )
+    return parser
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--from", dest="source", required=True, choices=TRACE_SOURCES)
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE",
+        help="for openai-jsonl: count tokens with it, not UTF-8 bytes",
+    )
+    parser.add_argument("input", type=Path, metavar="IN")
+    parser.add_argument("output", type=Path, metavar="OUT")
+    parser.set_defaults(run=_convert)
+
+
+def _add_info(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.set_defaults(run=_info)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--large", action="store_true", help="also the cases of a gigabyte")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.set_defaults(run=_bench)
+
+
+def _convert(args: argparse.Namespace) -> None:
+    if args.tokenizer is not None and args.source != "openai-jsonl":
+        raise UsageError("--tokenizer: only --from openai-jsonl counts tokens; leave it out")
+    inputs = [args.input] if args.tokenizer is None else [args.input, args.tokenizer]
+    options.check_outputs({"OUT": args.output}, inputs=inputs)
+    from ninfer_pool.sim.converters import convert
+    from ninfer_pool.sim.trace import write_trace
+
+    trace = convert(args.source, args.input, tokenizer=args.tokenizer)
+    write_trace(args.output, trace)
+    print(f"wrote {args.output}: {len(trace.requests):,} requests")
+
+
+def _info(args: argparse.Namespace) -> None:
+    from ninfer_pool.sim.info import trace_info
+    from ninfer_pool.sim.trace import read_trace
+
+    for line in trace_info(read_trace(args.file)):
+        print(line)
+
+
+def _bench(args: argparse.Namespace) -> None:
+    options.check_outputs({"--json": args.json})
+    from ninfer_pool.bench.core import main as bench
+
+    bench(large=args.large, json_path=args.json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """A command line of `simulate`, checked: from here on only our own bugs can fail."""
+
+    traces: Sequence[Trace]
+    setup: Setup
+    sizes: Sizes
+    policies: tuple[str, ...]
+    entries: tuple[int, ...]
+    budgets: tuple[int, ...]
+    explain: int | None
+
+
+def _simulate(args: argparse.Namespace) -> None:
+    plan = _plan(args)
+    runs_of_traces: list[list[Run]] = []
+    with ExitStack() as files:
+        # Drafts become the named files when the block ends well, and vanish when it does not.
+        drafts = {
+            path: files.enter_context(options.replacing(path))
+            for path in (args.json, args.detail, args.plot)
+            if path is not None
+        }
+        detail = None
+        if args.detail is not None:
+            detail = files.enter_context(drafts[args.detail].open("w", encoding="utf-8"))
+        for trace in plan.traces:
+            before = sum(map(len, runs_of_traces))
+            runs_of_traces.append(list(_runs(trace, plan, detail=detail, first=before)))
+            _tell(trace, plan, runs_of_traces[-1])
+        if args.json is not None:
+            runs = [run for group in runs_of_traces for run in group]
+            drafts[args.json].write_text(_json(runs), encoding="utf-8")
+        if args.plot is not None:
+            from ninfer_pool.sim.plot import plot
+
+            drafts[args.plot].write_bytes(
+                plot(runs_of_traces, suffix=args.plot.suffix.lower(), sizes=plan.sizes)
+            )
+    for path in drafts:
+        print(f"wrote {path}")
+
+
+def _plan(args: argparse.Namespace) -> _Plan:
+    """Check the whole command line and read the traces."""
+    from ninfer_pool.policy import POLICIES
+    from ninfer_pool.sim.geometry import load_geometry
+    from ninfer_pool.sim.replay import Setup
+
+    options.check_policies(args.policy, known=tuple(POLICIES))
+    outputs = {"--json": args.json, "--detail": args.detail, "--plot": args.plot}
+    options.check_outputs(outputs, inputs=args.traces)
+    if args.plot is not None:
+        options.check_plot_library()
+    geometry = load_geometry(args.model)
+    sizes = geometry.sizes(kv=args.kv, mtp=args.mtp)
+    entries, budgets = sweeps(args)
+    options.check_budgets(
+        budgets, page_bytes=sizes.page_bytes, image_bytes=sizes.image_bytes, model=geometry.name
+    )
+    setup = Setup(
+        geometry=geometry, model=geometry.name,
+        kv=args.kv, mtp=args.mtp, lanes=args.lanes, affinity=args.affinity,
+        prefill_rate=args.prefill_rate, decode_rate=args.decode_rate,
+    )  # fmt: skip
+    traces = _read_traces(args.traces)
+    _check_explain(args.explain, traces)
+    return _Plan(
+        traces=traces, setup=setup, sizes=sizes, policies=args.policy,
+        entries=entries, budgets=budgets, explain=args.explain,
+    )  # fmt: skip
+
+
+def _read_traces(paths: Sequence[Path]) -> list[Trace]:
+    from importlib.resources import as_file, files
+
+    from ninfer_pool.sim.trace import read_trace
+
+    if paths:
+        return [read_trace(path) for path in paths]
+    with as_file(files("ninfer_pool.sim") / "traces" / SHIPPED_TRACE) as path:
+        return [read_trace(path)]
+
+
+def _check_explain(request: int | None, traces: Sequence[Trace]) -> None:
+    if request is None:
+        return
+    if len(traces) > 1:
+        raise UsageError(f"--explain: request {request} of which trace? give one TRACE")
+    last = len(traces[0].requests) - 1
+    if request > last:
+        raise UsageError(f"--explain: no request {request} in {traces[0].name}; 0 to {last}")
+
+
+def _runs(trace: Trace, plan: _Plan, *, detail: IO[str] | None, first: int) -> Iterator[Run]:
+    """Simulate all runs of one trace; detail lines go out at once, so that none pile up."""
+    from ninfer_pool.sim.progress import Progress
+    from ninfer_pool.sim.replay import sweep
+
+    with Progress(sys.stderr) as progress:
+        outcomes = sweep(
+            trace, plan.setup, policies=plan.policies, entries=plan.entries,
+            budgets=plan.budgets, on_progress=progress.show,
+        )  # fmt: skip
+        for index, outcome in enumerate(outcomes, start=first):
+            if detail is not None:
+                for line in outcome.detail:
+                    detail.write(json.dumps({"run": index, **line}, allow_nan=False) + "\n")
+            yield outcome.run
+
+
+def _tell(trace: Trace, plan: _Plan, runs: Sequence[Run]) -> None:
+    from ninfer_pool.sim.report import report
+
+    print(report(runs, sizes=plan.sizes))
+    if plan.explain is not None:
+        from ninfer_pool.sim.replay import explain_request
+
+        entries = plan.entries[0] if plan.entries else None
+        budget = None if plan.entries else plan.budgets[0]
+        print(
+            explain_request(
+                trace, plan.setup, policy=plan.policies[0], entries=entries,
+                budget_bytes=budget, request=plan.explain,
+            )
+        )  # fmt: skip
+    sys.stdout.flush()
+
+
+def _json(runs: Sequence[Run]) -> str:
+    return json.dumps({"version": 1, "runs": runs}, indent=2, allow_nan=False) + "\n"

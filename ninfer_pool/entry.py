@@ -1,0 +1,181 @@
+"""What is retained: checkpoints, and the entries that group them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ninfer_pool.namespace import Namespace
+from ninfer_pool.pages import PageLedger, Pages
+
+if TYPE_CHECKING:
+    from ninfer_pool.index import Path
+
+
+class Checkpoint:
+    """A position with everything needed to continue there: KV pages below it and an image.
+
+    ``table[:k]`` are its whole KV pages; ``tail`` is the partly filled last page where that is
+    not ``table[k]`` (a fork goes on in a copy), else -1. ``image`` heads the chain of its image
+    pages (-1: none, plain attention). ``cuts`` are the off-grid cuts of the prefill that made it,
+    None where some of it was not made by the canonical plan; such a checkpoint is never exact.
+    ``guards`` counts pins and running leases: while there is one it is never evicted (G4).
+    """
+
+    __slots__ = (
+        "cuts",
+        "expires",
+        "guards",
+        "image",
+        "kind",
+        "lane",
+        "path",
+        "position",
+        "spare",
+        "table",
+        "tail",
+        "tick",
+        "uses",
+    )
+
+    path: Path | None
+
+    def __init__(
+        self,
+        *,
+        position: int,
+        kind: str,
+        cuts: tuple[int, ...] | None,
+        table: Pages,
+        image: int,
+        lane: int,
+        tick: int,
+    ) -> None:
+        self.position = position
+        self.kind = kind
+        self.cuts = cuts
+        self.table = table
+        self.tail = -1
+        self.image = image
+        self.lane = lane
+        self.tick = tick
+        """When it was last consumed or made, in commits."""
+        self.uses = 0
+        self.guards = 0
+        self.spare = False
+        """Superseded: kept while there is room, the first to go."""
+        self.expires: float | None = None
+        self.path = None
+        """Where it is indexed; None before and after."""
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.kind} at {self.position})"
+
+    def exact_for(self, cuts: tuple[int, ...], grid: int, position: int) -> bool:
+        """Say whether a cold run that cuts at ``cuts`` and the grid computes the same bits.
+
+        True where the cuts up to ``position`` are the same and it is itself one of them.
+        """
+        if self.cuts is None:
+            return False
+        mine = self.cuts[: bisect_right(self.cuts, position)]
+        theirs = cuts[: bisect_right(cuts, position)]
+        return mine == theirs and (position % grid == 0 or theirs[-1:] == (position,))
+
+    def kv_pages(self, page_tokens: int) -> Pages:
+        """Return the ids of the pages that hold positions ``[0, position)``, in order."""
+        whole, rest = divmod(self.position, page_tokens)
+        if not rest:
+            return self.table[:whole]
+        if self.tail < 0:
+            return self.table[: whole + 1]
+        return np.append(self.table[:whole], np.int32(self.tail))
+
+    def pages(self, ledger: PageLedger, page_tokens: int) -> Pages:
+        """Return the ids of all its pages, KV then image. O(pages)."""
+        kv = self.kv_pages(page_tokens)
+        return kv if self.image < 0 else np.concatenate((kv, ledger.unstring(self.image)))
+
+    def rebase(self, table: Pages, page_tokens: int) -> None:
+        """Refer to a newer table that begins with the same whole pages, so that one table serves.
+
+        O(pages); without effect where the pages differ.
+        """
+        whole, rest = divmod(self.position, page_tokens)
+        if table is self.table or not np.array_equal(self.table[:whole], table[:whole]):
+            return
+        if rest:
+            last = self.tail if self.tail >= 0 else int(self.table[whole])
+            self.tail = -1 if whole < len(table) and last == table[whole] else last
+        self.table = table
+
+
+class Entry:
+    """One retained sequence that is no prefix of another: its tip, and what policies look at.
+
+    ``tip`` is its deepest checkpoint; the others lie on the path above it and may be shared.
+    """
+
+    __slots__ = (
+        "bytes",
+        "created",
+        "gap",
+        "hits",
+        "identity",
+        "inherited",
+        "key",
+        "lane",
+        "namespace",
+        "pinned",
+        "priority",
+        "prompt_tokens",
+        "released",
+        "saved",
+        "tip",
+        "used",
+    )
+
+    def __init__(
+        self, *, identity: int, namespace: Namespace, tip: Checkpoint, tick: int, lane: int
+    ) -> None:
+        self.identity = identity
+        self.namespace = namespace
+        self.tip = tip
+        self.key = ""
+        self.lane = lane
+        """Its home lane: where it was computed last."""
+        self.prompt_tokens = 0
+        """Where the generated tail begins that nobody has consumed yet."""
+        self.created = tick
+        self.used = tick
+        """When it was last committed to or consumed, in commits."""
+        self.hits = 0
+        """How often a commit consumed it."""
+        self.gap = 0
+        """Commits between its last two uses; 0 before the first."""
+        self.saved = 0
+        """Tokens of its tip that no kept ancestor would spare: what losing it costs."""
+        self.bytes = 0
+        """Bytes that losing its tip would free, as last computed."""
+        self.priority = 0
+        self.released = False
+        self.pinned: list[Checkpoint] | None = None
+        """What its pin protects; None: not pinned."""
+        self.inherited: Checkpoint | None = None
+        """The tip among them that was pinned only because the entry grew to it."""
+
+    def __repr__(self) -> str:
+        return f"Entry(#{self.identity}, {self.tip.position} tokens, {self.hits} hits)"
+
+    @property
+    def tokens(self) -> int:
+        """The position of its deepest checkpoint."""
+        return self.tip.position
+
+    def consume(self, tick: int) -> None:
+        """Note that a commit at ``tick`` used it."""
+        self.gap = tick - self.used
+        self.used = tick
+        self.hits += 1

@@ -1,0 +1,50 @@
+"""What the pool raises. An expected "no" is never raised: it is a value with nothing changed.
+
+::
+
+    PoolError
+    ├── ConfigError      a pool that cannot be built as asked
+    ├── NamespaceError   an identity field of the wrong kind
+    ├── PromptError      tokens, media, positions or boundaries that do not fit together
+    ├── LeaseError       an engine that uses a lease against its rules
+    ├── TraceError       a trace file that breaks the rules of its format
+    ├── GeometryError    model sizes that do not add up
+    └── UsageError       a command line that cannot be carried out
+"""
+
+from __future__ import annotations
+
+
+class PoolError(Exception):
+    """Root of everything that this package raises on purpose.
+
+    The message names the field, the value seen and what would be right.
+    """
+
+
+class ConfigError(PoolError):
+    """A `PoolConfig` that cannot work: a size of zero, an unknown policy, a budget too small."""
+
+
+class NamespaceError(PoolError):
+    """A `Namespace` field of the wrong type or out of range."""
+
+
+class PromptError(PoolError):
+    """Tokens, positions, token types, media spans or boundaries that break the prompt's rules."""
+
+
+class LeaseError(PoolError):
+    """An engine broke a lease's rules: wrong tokens, past the reserve, used after its end."""
+
+
+class TraceError(PoolError):
+    """A trace that breaks its format; the message names the file, the line and the field."""
+
+
+class GeometryError(PoolError):
+    """Model sizes that are missing, not positive or do not add up."""
+
+
+class UsageError(PoolError):
+    """A command line option whose value cannot be used; the message says what would be right."""

@@ -1,0 +1,354 @@
+"""A request's hold on what it reads and writes, from its plan to its commit."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ninfer_pool import lifecycle
+from ninfer_pool.entry import Checkpoint
+from ninfer_pool.errors import LeaseError
+from ninfer_pool.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
+from ninfer_pool.pages import Pages
+from ninfer_pool.planner import Chunk, plan_chunks
+from ninfer_pool.prompt import KINDS, Prompt, token_bytes
+from ninfer_pool.results import Explanation
+from ninfer_pool.room import Bill
+
+if TYPE_CHECKING:
+    from ninfer_pool.pool import PrefixPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a request asked for."""
+
+    retain: bool
+    pin: bool
+    priority: int
+    ttl_seconds: float | None
+    claim: bool
+    exact: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Grant:
+    """What admission settled for a lease."""
+
+    lane: int
+    source: Checkpoint | None
+    """The checkpoint resumed from; guarded until the lease ends."""
+    start: int
+    reserve_tokens: int
+    exact: bool
+    table: Pages
+    """The lane's row of the page table: shared pages first, then its own."""
+    own: Pages
+    """Pages taken for this lease, images' reserve included."""
+    spare: list[Pages]
+    """Reserved image pages."""
+    borrowed: Pages
+    """Pages of the source, counted on until the lease ends."""
+    cuts: tuple[int, ...]
+    captures: list[tuple[int, str]]
+    copies: list[CopyPage]
+    claimed: bool
+    explanation: Explanation
+    bill: Bill
+
+
+class Lease:
+    """One running request. Made by `PrefixPool.acquire`; use it as a context manager.
+
+    Leaving the block without `commit` gives everything back: the pool is as it was, save that
+    what was evicted to admit the request stays evicted and what was published stays (G6).
+    After its end every method raises `LeaseError`.
+    """
+
+    def __init__(self, pool: PrefixPool, prompt: Prompt, wishes: Wishes, grant: Grant) -> None:
+        self._pool = pool
+        self._prompt = prompt
+        self._generated = bytearray()
+        self._canonical = grant.exact
+        self._open = True
+        self._reused = grant.start
+        self.wishes = wishes
+        self.grant = grant
+        self.taken: list[Checkpoint] = []
+        """Checkpoints taken, ascending; the first `published` are visible to others already."""
+        self.published = 0
+        self.reserved = len(prompt) + grant.reserve_tokens
+        """Positions that there is room for."""
+        self.doubt: str | None = None
+        """Why nothing of this lease will be retained, if so."""
+        self.frontier = grant.start
+        """Tokens that have KV and state, by what the engine has told."""
+        self.key: str | None = None
+        """The key of what was committed."""
+
+    # -- what was granted ------------------------------------------------------------------
+
+    @property
+    def prompt(self) -> Prompt:
+        """The request's prompt."""
+        return self._prompt
+
+    @property
+    def lane(self) -> int:
+        """The lane that this request runs in."""
+        return self.grant.lane
+
+    @property
+    def pages(self) -> Pages:
+        """The lane's row of the page table: int32 ids, position p lies in ``pages[p // 64]``."""
+        return self.grant.table
+
+    @property
+    def start(self) -> int:
+        """Tokens reused: the position resumed from."""
+        return self._reused
+
+    @property
+    def reuse(self) -> str:
+        """``full_reset``, ``append_frontier`` or ``restore_<kind>_checkpoint``."""
+        kind = self.explanation.kind
+        if not self.start or kind is None:
+            return "full_reset"
+        return "append_frontier" if kind == "frontier" else f"restore_{kind}_checkpoint"
+
+    @property
+    def exact(self) -> bool:
+        """What was resumed has the bits that a cold run of this prompt would have."""
+        return self.grant.exact
+
+    @property
+    def explanation(self) -> Explanation:
+        """Why it resumed where it did, as `PrefixPool.explain` told at admission."""
+        return self.grant.explanation
+
+    @property
+    def reason(self) -> str:
+        """The explanation's reason."""
+        return self.grant.explanation.reason
+
+    @property
+    def claimed(self) -> bool:
+        """The entry is being continued in place, without a copy of its last page."""
+        return self.grant.claimed
+
+    @property
+    def ended(self) -> bool:
+        """Committed, left or failed."""
+        return not self._open
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes that this request's admission and commit needed so far (G2)."""
+        return self.grant.bill.needed * self._pool.config.page_bytes
+
+    @property
+    def evicted_bytes(self) -> int:
+        """Bytes that became free for it."""
+        return self.grant.bill.evicted * self._pool.config.page_bytes
+
+    @property
+    def victim_max_bytes(self) -> int:
+        """The largest single victim among them."""
+        return self.grant.bill.largest * self._pool.config.page_bytes
+
+    @property
+    def planned_captures(self) -> list[tuple[int, str]]:
+        """``(position, kind)`` of the checkpoints that `chunks` will ask for, ascending."""
+        return sorted(self.grant.captures)
+
+    # -- what the life cycle asks ----------------------------------------------------------
+
+    @property
+    def unpublished(self) -> list[Checkpoint]:
+        """Checkpoints taken that nobody else can see yet."""
+        return self.taken[self.published :]
+
+    def has_checkpoint(self, position: int) -> bool:
+        """Say whether one was taken there, or resumed from."""
+        source = self.grant.source
+        resumed = source is not None and source.position == position
+        return resumed or any(mark.position == position for mark in self.taken)
+
+    def sequence(self, position: int) -> memoryview:
+        """Return the token bytes ``[0, position)``: without a copy inside the prompt."""
+        if position <= len(self._prompt):
+            return self._prompt.buffer[: 4 * position]
+        generated = memoryview(self._generated)[: 4 * (position - len(self._prompt))]
+        return memoryview(b"".join((self._prompt.buffer, generated)))
+
+    def close(self) -> None:
+        """Let nothing more be done with it."""
+        self._open = False
+
+    # -- what the engine does --------------------------------------------------------------
+
+    def restore(self) -> list[Operation]:
+        """Return the operations that bring the lane to `start`; `ResetLane` alone for 0."""
+        with self._pool.guarded(self):
+            source = self.grant.source
+            if source is None:
+                return [ResetLane(self.lane)]
+            operations: list[Operation] = list(self.grant.copies)
+            if source.image >= 0:
+                pages = self._pool.retained.ledger.unstring(source.image)
+                operations.append(LoadImage(tuple(pages.tolist()), self.lane))
+            return operations
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the prefill steps from the frontier to the prompt's end; none on a full hit."""
+        grid = self._pool.config.grid
+        cuts, captures = self.grant.cuts, self.grant.captures
+        if self.frontier < len(self._prompt):
+            yield from plan_chunks(
+                self._prompt, start=self.frontier, cuts=cuts, grid=grid, captures=captures
+            )
+
+    def advance(self, tokens: Any) -> None:
+        """Tell that the lane takes these int32 tokens next; the frontier moves past them.
+
+        Raises:
+            LeaseError: tokens that are not the prompt's, or past the reserve. Nothing changed.
+        """
+        raw = token_bytes(tokens, "tokens")
+        with self._pool.guarded(self):
+            begin, end = self.frontier, self.frontier + len(raw) // 4
+            if end > self.reserved:
+                raise LeaseError(
+                    f"advance: to {end}; {self.reserved} positions are reserved, see extend()"
+                )
+            inside = min(end, len(self._prompt)) - begin
+            if inside > 0:
+                self._check_prompt(raw[: 4 * inside], begin)
+                self._follow_cuts(begin, begin + inside)
+            self._generated += raw[4 * max(inside, 0) :]
+            self.frontier = end
+
+    def _check_prompt(self, raw: memoryview, begin: int) -> None:
+        mine = np.frombuffer(self._prompt.buffer[4 * begin : 4 * begin + len(raw)], dtype=np.int32)
+        different = mine != np.frombuffer(raw, dtype=np.int32)
+        if different.any():
+            at = begin + int(different.argmax())
+            raise LeaseError(f"advance: the token at {at} is not the prompt's")
+
+    def _follow_cuts(self, begin: int, end: int) -> None:
+        grid, cuts = self._pool.config.grid, self.grant.cuts
+        later = cuts[bisect_right(cuts, begin) :][:1]
+        stop = min((begin // grid + 1) * grid, *later, len(self._prompt))
+        self._canonical = self._canonical and end == stop
+
+    def extend(self, tokens: int) -> bool:
+        """Reserve room for ``tokens`` more; False where there is none, with nothing changed."""
+        with self._pool.guarded(self):
+            return lifecycle.extend(self._pool, self, tokens)
+
+    def truncate(self, position: int) -> None:
+        """Back over tokens that were not accepted: the frontier is ``position`` again.
+
+        Checkpoints past it are dropped. The engine rolls its own state back.
+
+        Raises:
+            LeaseError: not between what was resumed or published and the frontier.
+        """
+        with self._pool.guarded(self):
+            published = [mark.position for mark in self.taken[: self.published]]
+            least = max([self.start, *published])
+            if not least <= position <= self.frontier:
+                raise LeaseError(f"truncate: {position}; needs {least} to {self.frontier}")
+            prompt_tokens = len(self._prompt)
+            del self._generated[4 * max(position - prompt_tokens, 0) :]
+            if position < min(self.frontier, prompt_tokens):
+                self._canonical = False
+            self.frontier = position
+            while self.taken and self.taken[-1].position > position:
+                image = self._pool.retained.ledger.unstring(self.taken.pop().image)
+                if len(image):
+                    self.grant.spare.append(image)
+
+    def checkpoint(self, kind: str, *, position: int) -> list[Operation]:
+        """Take a checkpoint at the frontier; return the operations that write it.
+
+        ``position`` is where the engine says its state stands. Where that is not the frontier
+        nothing of this lease is retained any more, what it resumed from is quarantined, and it
+        is counted. A checkpoint that does not fit is skipped and counted, never a reason to fail
+        (G8); so is one inside a media span, or where there is one already.
+
+        Raises:
+            LeaseError: an unknown kind.
+        """
+        if kind not in KINDS:
+            raise LeaseError(f"kind: {kind!r}; needs one of {', '.join(KINDS)}")
+        with self._pool.guarded(self):
+            if position != self.frontier:
+                why = f"checkpoint at {position}, frontier {self.frontier}"
+                lifecycle.distrust(self._pool, self, why)
+            if self.doubt is not None or not self.wishes.retain:
+                return []
+            pages = lifecycle.capture(self._pool, self)
+            if pages is None:
+                return []
+            self.taken.append(self._make(kind, pages))
+            return [SaveImage(self.lane, tuple(pages.tolist()))] if len(pages) else []
+
+    def _make(self, kind: str, pages: Pages) -> Checkpoint:
+        position, cuts = self.frontier, self.grant.cuts
+        on_cut = position % self._pool.config.grid == 0 or position in cuts
+        exact = self._canonical and on_cut and position <= len(self._prompt)
+        return Checkpoint(
+            position=position,
+            kind=kind,
+            cuts=cuts[: bisect_right(cuts, position)] if exact else None,
+            table=self.pages,
+            image=self._pool.retained.ledger.string(pages),
+            lane=self.lane,
+            tick=0,
+        )
+
+    def publish(self) -> None:
+        """Make the checkpoints taken so far visible to others before the commit.
+
+        Call it once their operations have been carried out (G11). Without effect where nothing
+        is to be retained.
+        """
+        with self._pool.guarded(self):
+            lifecycle.publish(self._pool, self)
+
+    def commit(self, *, position: int | None = None) -> str | None:
+        """Retain what was taken up to the accepted frontier and end the lease.
+
+        ``position``, if stated, must be the frontier (see `checkpoint`). Returns the key of the
+        sequence retained, or None where nothing was: not asked for, in doubt, or no room.
+        """
+        with self._pool.guarded(self):
+            return lifecycle.commit(self._pool, self, position)
+
+    def quarantine(self) -> None:
+        """Tell that restoring failed: what was resumed is never offered again; the lease ends."""
+        with self._pool.guarded(self):
+            lifecycle.quarantine(self._pool, self)
+
+    def release(self) -> None:
+        """Give everything back without a commit; nothing happens if the lease has ended."""
+        with suppress(LeaseError), self._pool.guarded(self):
+            lifecycle.end(self._pool, self)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()

@@ -1,0 +1,193 @@
+"""What happens to a lease after admission: captures, publishing, commit, abort, quarantine.
+
+Internal: called by `Lease` with the pool's lock held.
+"""
+
+from __future__ import annotations
+
+from heapq import heappush
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.pages import Pages
+from ninfer_pool.results import Refusal
+from ninfer_pool.room import choose_retained, fit_budget, free_pages
+
+if TYPE_CHECKING:
+    from ninfer_pool.lease import Lease
+    from ninfer_pool.pool import PrefixPool
+
+
+def extend(pool: PrefixPool, lease: Lease, tokens: int) -> bool:
+    """Reserve pages for ``tokens`` more positions, evicting where that suffices."""
+    ledger, grant, size = pool.retained.ledger, lease.grant, pool.config.page_tokens
+    positions = len(grant.table) * size
+    pages = -(-max(0, lease.reserved + tokens - positions) // size)
+    if pages > ledger.freeable:
+        pool.refuse("no_room", pages)
+        return False
+    before = ledger.retained
+    free_pages(pool.retained, pages, grant.bill)
+    grant.bill.needed += pages if ledger.retained < before else 0
+    fresh = ledger.take(pages)
+    grant.own = np.concatenate((grant.own, fresh))
+    grant.table = np.concatenate((grant.table, fresh))
+    lease.reserved += tokens
+    return True
+
+
+def capture(pool: PrefixPool, lease: Lease) -> Pages | None:
+    """Return pages for an image at the lease's frontier, or None where it is skipped (G8)."""
+    counters, position = pool.retained.counters, lease.frontier
+    if lease.has_checkpoint(position):
+        return None
+    if position > lease.prompt.shareable or lease.prompt.inside_media(position):
+        counters.captures_skipped += 1
+        counters.skipped_media += 1
+        return None
+    grant, count = lease.grant, pool.config.image_pages
+    if not count:
+        return np.empty(0, dtype=np.int32)
+    if not grant.spare:
+        if pool.retained.ledger.free < count:
+            counters.captures_skipped += 1
+            counters.skipped_no_room += 1
+            return None
+        fresh = pool.retained.ledger.take(count)
+        grant.own = np.concatenate((grant.own, fresh))
+        grant.spare.append(fresh)
+    counters.images_saved += 1
+    return grant.spare.pop(0)
+
+
+def distrust(pool: PrefixPool, lease: Lease, why: str) -> None:
+    """The engine's position is not the pool's: retain nothing of this lease, offer its source
+    no more, count it (G5)."""
+    if lease.doubt is None:
+        lease.doubt = why
+        pool.retained.counters.position_mismatches += 1
+        pool.last_refusal = Refusal("position_mismatch", 0, pool.freeable_bytes)
+        _quarantine_source(pool, lease)
+
+
+def publish(pool: PrefixPool, lease: Lease) -> None:
+    """Make what was taken so far visible (G11)."""
+    if lease.doubt is None and lease.unpublished:
+        _store(pool, lease, lease.unpublished)
+        lease.published = len(lease.taken)
+
+
+def commit(pool: PrefixPool, lease: Lease, position: int | None) -> str | None:
+    """Retain what was taken, touch what was consumed, end the lease."""
+    if position is not None and position != lease.frontier:
+        distrust(pool, lease, f"commit at {position}, frontier {lease.frontier}")
+    retained, source = pool.retained, lease.grant.source
+    if lease.doubt is not None:
+        end(pool, lease)
+        return None
+    retained.tick += 1
+    retained.counters.committed += 1
+    entry = None
+    if source is not None:
+        _touch(pool, source)
+        _release_source(pool, lease)
+    if lease.unpublished:
+        entry = _store(pool, lease, lease.unpublished)
+    if entry is not None and lease.wishes.pin:
+        pool.pin_entry(entry)
+    end(pool, lease)
+    return lease.key
+
+
+def _touch(pool: PrefixPool, source: Checkpoint) -> None:
+    """Only the consumed checkpoint becomes recent, none that was merely passed."""
+    retained = pool.retained
+    source.tick = retained.tick
+    source.uses += 1
+    if source.path is not None:
+        retained.revive(source)
+        entry = source.path.tip
+        if entry is not None and entry.tip is source:
+            entry.consume(retained.tick)
+            retained.ranking.used(entry, retained.tick)
+            retained.emit("touched", entry)
+
+
+def _store(pool: PrefixPool, lease: Lease, fresh: list[Checkpoint]) -> Entry | None:
+    """Retain ``fresh`` as far as the budget allows, then make it fit (G3, G9)."""
+    retained, size = pool.retained, pool.config.page_tokens
+    chosen = choose_retained(retained, fresh, len(lease.prompt))
+    skipped = len(fresh) - len(chosen)
+    retained.counters.captures_skipped += skipped
+    retained.counters.skipped_no_room += skipped
+    if not chosen:
+        return None
+    end_position = chosen[-1].position
+    table = lease.grant.table[: -(-end_position // size)].copy()
+    for mark in chosen:
+        mark.table = table
+    before = retained.ledger.retained
+    sequence = lease.sequence(end_position)
+    attributes = [item for item in lease.prompt.attributes if item[0] < end_position]
+    entry = retained.attach(
+        lease.prompt.namespace,
+        sequence,
+        attributes,
+        fresh=chosen,
+        prompt_tokens=len(lease.prompt),
+        priority=lease.wishes.priority,
+    )
+    _set_expiry(pool, lease, chosen)
+    grant = lease.grant
+    grant.bill.needed += max(0, retained.ledger.retained - before)
+    fit_budget(retained, grant.bill, fresh=chosen, keep=entry)
+    retained.note_peaks()
+    lease.key = retained.key(lease.prompt.namespace, sequence, attributes)
+    return entry if entry is not None and entry.identity in retained.entries else None
+
+
+def _set_expiry(pool: PrefixPool, lease: Lease, marks: list[Checkpoint]) -> None:
+    ttl, clock = lease.wishes.ttl_seconds, pool.config.clock
+    if ttl is not None and clock is not None:
+        for mark in marks:
+            mark.expires = clock() + ttl
+            heappush(pool.expiry, (mark.expires, next(pool.serial), mark))
+
+
+def quarantine(pool: PrefixPool, lease: Lease) -> None:
+    """Restoring failed: never offer the source again, end the lease."""
+    _quarantine_source(pool, lease)
+    end(pool, lease)
+
+
+def _quarantine_source(pool: PrefixPool, lease: Lease) -> None:
+    source = lease.grant.source
+    if source is not None and source.path is not None:
+        pool.retained.remove(source, cause="quarantined")
+        pool.retained.counters.quarantined += 1
+
+
+def _release_source(pool: PrefixPool, lease: Lease) -> None:
+    source = lease.grant.source
+    if source is not None:
+        pool.claims.discard(source)
+        lease.grant.source = None
+        pool.retained.unguard(source, lease.grant.borrowed)
+
+
+def end(pool: PrefixPool, lease: Lease) -> None:
+    """Give back what the lease counted on, and its lane."""
+    ledger, grant = pool.retained.ledger, lease.grant
+    _release_source(pool, lease)
+    ledger.unlease(grant.borrowed)
+    ledger.unlease(grant.own)
+    lease.close()
+    pool.forget(lease)
+
+
+def ascending(marks: list[Checkpoint]) -> bool:
+    """Say whether positions only rise: what `Lease.taken` always holds."""
+    return all(a.position < b.position for a, b in pairwise(marks))

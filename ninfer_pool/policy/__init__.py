@@ -1,0 +1,18 @@
+"""Policies: in what order retained entries may go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ninfer_pool.policy.base import Policy, Ranked
+from ninfer_pool.policy.classical import Fifo, Gdsf, Lru
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "default": Lru,
+    "lru": Lru,
+    "fifo": Fifo,
+    "gdsf": Gdsf,
+}
+"""Every policy by name; each value makes a new instance."""
+
+__all__ = ["POLICIES", "Policy", "Ranked"]

@@ -1,0 +1,363 @@
+"""The pool: what an engine holds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from itertools import count
+
+import numpy as np
+
+from ninfer_pool.admission import Request, admit, covers, lane_of, search
+from ninfer_pool.checks import check_pool
+from ninfer_pool.config import PoolConfig
+from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.errors import ConfigError, LeaseError, PromptError
+from ninfer_pool.lease import Lease, Wishes
+from ninfer_pool.planner import canonical_cuts
+from ninfer_pool.prompt import Prompt
+from ninfer_pool.results import EntryInfo, Event, Explanation, Pending, Refusal, Stats
+from ninfer_pool.retained import Retained
+from ninfer_pool.room import Bill, drop_entry
+from ninfer_pool.search import Matches, Rules, explain, find
+
+
+class PrefixPool:
+    """A keyed pool of retained prefixes under one byte budget.
+
+    Thread-safe under one lock; no method blocks on anything else. It decides and returns
+    operations as plain data; the engine carries them out.
+
+    >>> from ninfer_pool import Namespace, PoolConfig, PrefixPool, Prompt
+    >>> pool = PrefixPool(PoolConfig(num_pages=64, page_bytes=4096, image_bytes=8192))
+    >>> space = Namespace(weights="sha256:1", kv_dtype="bf16")
+    >>> prompt = Prompt(list(range(100)), namespace=space)
+    >>> with pool.acquire(prompt) as lease:
+    ...     for chunk in lease.chunks():
+    ...         lease.advance(prompt.tokens[chunk.begin : chunk.end])
+    ...         _ = lease.checkpoint(chunk.checkpoint, position=chunk.end)
+    ...     key = lease.commit()
+    >>> pool.lookup(prompt)[-1].position
+    100
+    """
+
+    def __init__(self, config: PoolConfig) -> None:
+        self.config = config
+        self.retained = Retained(config)
+        self.last_refusal: Refusal | None = None
+        """Why the last `acquire` that said no did so."""
+        self._lock = threading.RLock()
+        self._leases: dict[Lease, None] = {}
+        self._free_lanes = list(range(config.lanes))
+        self.claims: set[Checkpoint] = set()
+        self.expiry: list[tuple[float, int, Checkpoint]] = []
+        self.serial = count()
+
+    # -- reading (G7) ----------------------------------------------------------------------
+
+    def lookup(self, prompt: Prompt) -> Matches:
+        """Return the positions where ``prompt`` can be resumed, ascending. O(matched bytes)."""
+        rules = self._rules()
+        with self._lock:
+            found = find(self.retained, prompt, None, rules)
+            return Matches(self.retained, prompt, found, rules)
+
+    def explain(
+        self, prompt: Prompt, *, read: bool = True, exact: bool = False
+    ) -> Explanation:
+        """Return why ``prompt`` would hit as deep as it would, and what would help."""
+        rules = self._rules(read=read, exact=exact)
+        with self._lock:
+            cuts = self._cuts(prompt)
+            found = find(self.retained, prompt, cuts, rules)
+            return explain(self.retained, prompt, found, rules)
+
+    def key(self, prompt: Prompt) -> str:
+        """Return the key of a prompt's whole sequence in this pool. One hash pass."""
+        return self.retained.key(prompt.namespace, prompt.buffer, prompt.attributes)
+
+    def find(self, key: str) -> list[EntryInfo]:
+        """Return every entry stored under ``key``: normally one or none."""
+        with self._lock:
+            return [self._info(entry) for entry in self.retained.keys.get(key, {}).values()]
+
+    def entries(self) -> list[EntryInfo]:
+        """Return all entries, the oldest first."""
+        with self._lock:
+            return [self._info(entry) for entry in self.retained.entries.values()]
+
+    def events(self, since: int = 0) -> list[Event]:
+        """Return the events numbered ``since`` and later that are still remembered."""
+        with self._lock:
+            return [event for event in self.retained.events if event.number >= since]
+
+    def stats(self) -> Stats:
+        """Return sizes and counters. O(1)."""
+        with self._lock:
+            retained, ledger = self.retained, self.retained.ledger
+            size = self.config.page_bytes
+            return Stats(
+                entries=len(retained.entries),
+                checkpoints=retained.checkpoints,
+                superseded=len(retained.spares),
+                leases=len(self._leases),
+                pages_total=ledger.total,
+                pages_free=ledger.free,
+                retained_bytes=ledger.retained * size,
+                image_bytes=retained.checkpoints * self.config.image_pages * size,
+                pinned_bytes=ledger.protected * size,
+                counters=retained.counters.copy(),
+            )
+
+    def check(self) -> None:
+        """Recount everything and compare; AssertionError names what is off. O(everything)."""
+        with self._lock:
+            check_pool(self.retained, list(self._leases))
+
+    def _rules(self, *, read: bool = True, exact: bool = False) -> Rules:
+        clock = self.config.clock
+        return Rules(read=read, exact=exact, now=clock() if clock is not None else None)
+
+    def _cuts(self, prompt: Prompt) -> tuple[int, ...]:
+        return canonical_cuts(prompt, grid=self.config.grid, min_chunk=self.config.min_chunk)
+
+    def _info(self, entry: Entry) -> EntryInfo:
+        retained = self.retained
+        marks = sorted(retained.path_marks(entry), key=lambda mark: mark.position)
+        private = [retained.pages_of(mark) for mark in retained.private_marks(entry)]
+        pages = np.unique(np.concatenate(private))
+        holders = np.zeros(retained.ledger.total, dtype=np.int32)
+        for ids in private:
+            holders[ids] += 1
+        alone = int(np.count_nonzero(holders[pages] == retained.ledger.held[pages]))
+        return EntryInfo(
+            key=entry.key,
+            tokens=entry.tip.position,
+            lane=entry.lane,
+            checkpoints=tuple((mark.position, mark.kind) for mark in marks),
+            superseded=tuple(mark.position for mark in marks if mark.spare),
+            bytes=alone * self.config.page_bytes,
+            hits=entry.hits,
+            priority=entry.priority,
+            pinned=entry.pinned is not None,
+            released=entry.released,
+        )
+
+    # -- admission -------------------------------------------------------------------------
+
+    def acquire(
+        self,
+        prompt: Prompt,
+        *,
+        reserve_tokens: int = 0,
+        read: bool = True,
+        retain: bool = True,
+        pin: bool = False,
+        priority: int = 0,
+        ttl_seconds: float | None = None,
+        lane: int | None = None,
+        exact: bool = False,
+        claim: bool = False,
+        wait_for_shared: bool = False,
+    ) -> Lease | Pending | None:
+        """Lease the deepest resumable prefix of ``prompt`` and room for what is to come.
+
+        Args:
+            reserve_tokens: room for generated tokens beyond the prompt.
+            read: False: resume nothing. retain: False: leave nothing.
+            pin: keep what is committed until `unpin`.
+            priority: entries of lower priority go first.
+            ttl_seconds: what is committed is not offered after that long; needs a clock.
+            lane: the lane to run in; None: the home lane, else the least recently used.
+            exact: resume only where the bits are those of a cold run.
+            claim: continue the entry in place where possible, without copying its last page.
+            wait_for_shared: answer `Pending` where a running lease will take a deeper
+                checkpoint of this prompt.
+
+        Returns:
+            a `Lease`; `Pending`; or None where there is no room or no lane, with nothing
+            changed: see `last_refusal` (G4).
+
+        Raises:
+            PromptError: an argument that cannot be used.
+        """
+        wishes = Wishes(
+            retain=retain,
+            pin=pin,
+            priority=priority,
+            ttl_seconds=ttl_seconds,
+            claim=claim,
+            exact=exact,
+        )
+        self._check_request(prompt, reserve_tokens, wishes, lane)
+        with self._lock:
+            rules = self._rules(read=read, exact=exact)
+            self._expire(rules.now)
+            request = search(self.retained, prompt, wishes, rules, reserve_tokens)
+            pending = self._pending(request, read=read) if wait_for_shared else None
+            return pending or self._admit(request, lane)
+
+    def _check_request(
+        self, prompt: Prompt, reserve_tokens: int, wishes: Wishes, lane: int | None
+    ) -> None:
+        if not isinstance(prompt, Prompt):
+            raise PromptError(f"prompt: {type(prompt).__name__}; needs a Prompt")
+        if type(reserve_tokens) is not int or reserve_tokens < 0:
+            raise PromptError(f"reserve_tokens: {reserve_tokens!r}; needs an int of 0 or more")
+        if type(wishes.priority) is not int:
+            raise PromptError(f"priority: {wishes.priority!r}; needs an int")
+        if lane is not None and lane not in range(self.config.lanes):
+            raise PromptError(f"lane: {lane!r}; needs 0 to {self.config.lanes - 1}")
+        if wishes.ttl_seconds is not None:
+            if self.config.clock is None:
+                raise ConfigError("clock: None; ttl_seconds needs a PoolConfig with a clock")
+            if not 0 < wishes.ttl_seconds < float("inf"):
+                raise PromptError(f"ttl_seconds: {wishes.ttl_seconds!r}; needs more than 0")
+
+    def _pending(self, request: Request, *, read: bool) -> Pending | None:
+        best: Pending | None = None
+        for lease in self._leases if read else ():
+            shared = covers(request.prompt, lease.prompt)
+            for position, _ in lease.planned_captures:
+                deepest = max(request.found.position, best.position if best else 0)
+                if max(deepest, lease.frontier) < position <= shared and lease.doubt is None:
+                    best = Pending(position, lease)
+        return best
+
+    def _admit(self, request: Request, wanted: int | None) -> Lease | None:
+        counters = self.retained.counters
+        lane = lane_of(self.retained, request.found, self._free_lanes, wanted)
+        if lane is None:
+            strict = self.config.affinity == "strict" and request.found.mark is not None
+            self.refuse("home_lane_busy" if strict and self._free_lanes else "no_lane", 0)
+            return None
+        grant = admit(self.retained, request, lane, self.claims)
+        if isinstance(grant, Refusal):
+            self.last_refusal = grant
+            counters.refused += 1
+            return None
+        self._note_miss(request.explanation)
+        lease = Lease(self, request.prompt, request.wishes, grant)
+        self._leases[lease] = None
+        self._free_lanes.remove(lane)
+        counters.acquired += 1
+        counters.input_tokens += len(request.prompt)
+        counters.reused_tokens += lease.start
+        return lease
+
+    def _note_miss(self, explanation: Explanation) -> None:
+        """Tell policies what the request's reason says about the pressure."""
+        if explanation.reason == "evicted" and explanation.age is not None:
+            self.retained.ranking.returned(explanation.age, self.retained.tick)
+        elif explanation.reason == "no_entry":
+            self.retained.ranking.stranger(self.retained.tick)
+
+    # -- verbs that take a key -------------------------------------------------------------
+
+    def pin(self, key: str) -> bool:
+        """Never evict the entry of that key (G4); False unless the key names one entry.
+
+        Its checkpoints of now are kept, and the tip that it grows to.
+        """
+        with self._lock:
+            entry = self._named(key)
+            if entry is not None:
+                self.pin_entry(entry)
+            return entry is not None
+
+    def pin_entry(self, entry: Entry) -> None:
+        """See `pin`."""
+        if entry.pinned is None:
+            entry.pinned = list(self.retained.path_marks(entry))
+            for mark in entry.pinned:
+                self.retained.spares.discard(mark)
+                self.retained.guard(mark)
+
+    def unpin(self, key: str) -> bool:
+        """Take the pin off; False unless the key names one entry that is pinned."""
+        with self._lock:
+            entry = self._named(key)
+            if entry is None or entry.pinned is None:
+                return False
+            self.retained.unpin(entry)
+            return True
+
+    def release(self, key: str) -> bool:
+        """Tell that the conversation is over: its entry goes before others of its priority."""
+        with self._lock:
+            entry = self._named(key)
+            if entry is not None and not entry.released:
+                self.retained.ranking.removed(entry)
+                entry.released = True
+                self.retained.ranking.added(entry, self.retained.tick)
+            return entry is not None
+
+    def evict(self, key: str) -> bool:
+        """Remove an entry whole; False unless the key names one that nothing protects."""
+        with self._lock:
+            entry = self._named(key)
+            if entry is None or any(m.guards for m in self.retained.private_marks(entry)):
+                return False
+            drop_entry(self.retained, entry, Bill())
+            return True
+
+    def clear(self) -> int:
+        """Remove every entry that nothing protects, and every ghost; return how many went."""
+        with self._lock:
+            before = len(self.retained.entries)
+            for entry in list(self.retained.entries.values()):
+                if not any(mark.guards for mark in self.retained.private_marks(entry)):
+                    drop_entry(self.retained, entry, Bill())
+            self.retained.clear_spares()
+            self.retained.ghosts.clear()
+            return before - len(self.retained.entries)
+
+    def _named(self, key: str) -> Entry | None:
+        entries = self.retained.keys.get(key, {})
+        return next(iter(entries.values())) if len(entries) == 1 else None
+
+    # -- what leases and their life cycle ask -----------------------------------------------
+
+    @contextmanager
+    def guarded(self, lease: Lease) -> Iterator[None]:
+        """Hold the lock for a lease that is still running.
+
+        Raises:
+            LeaseError: it has ended.
+        """
+        with self._lock:
+            if lease.ended:
+                raise LeaseError("lease: it has ended; acquire a new one")
+            yield
+
+    @property
+    def freeable_bytes(self) -> int:
+        """Bytes that are free, or would be if everything unprotected went."""
+        return self.retained.ledger.freeable * self.config.page_bytes
+
+    def refuse(self, reason: str, pages: int) -> None:
+        """Note why something was refused."""
+        self.last_refusal = Refusal(reason, pages * self.config.page_bytes, self.freeable_bytes)
+        self.retained.counters.refused += 1
+
+    def forget(self, lease: Lease) -> None:
+        """Take an ended lease out; its lane becomes the most recently used."""
+        del self._leases[lease]
+        self._free_lanes.append(lease.lane)
+
+    def _expire(self, now: float | None) -> None:
+        busy = []
+        while now is not None and self.expiry and self.expiry[0][0] <= now:
+            item = heappop(self.expiry)
+            mark = item[2]
+            if mark.path is None or mark.expires != item[0]:
+                continue
+            if mark.guards:
+                busy.append(item)
+                continue
+            self.retained.remove(mark, cause="expired")
+            self.retained.counters.expired += 1
+        for item in busy:
+            heappush(self.expiry, item)

@@ -1,0 +1,148 @@
+"""Making room: which checkpoints go so that others fit, and never more than that (G1, G2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.retained import Retained
+
+
+@dataclass(slots=True, kw_only=True)
+class Bill:
+    """What one request's admission needed and what went for it, in pages."""
+
+    needed: int = 0
+    evicted: int = 0
+    largest: int = 0
+    """The largest single victim."""
+
+    def add(self, pages: int) -> None:
+        """Note a victim."""
+        self.evicted += pages
+        self.largest = max(self.largest, pages)
+
+
+def free_pages(retained: Retained, pages: int, bill: Bill) -> None:
+    """Evict until ``pages`` are free. The caller knows that `PageLedger.freeable` suffices."""
+    ledger = retained.ledger
+    _evict_until(retained, lambda: ledger.free >= pages, bill)
+
+
+def fit_budget(
+    retained: Retained, bill: Bill, *, fresh: list[Checkpoint], keep: Entry | None
+) -> None:
+    """Evict until the bytes and then the entries fit their bounds (G9).
+
+    What was just committed goes last: not at all for bytes (`choose_retained` saw to it).
+    """
+    ledger, limit = retained.ledger, retained.config.retained_pages
+    if ledger.retained > limit:
+        for mark in fresh:
+            retained.guard(mark)
+        _evict_until(retained, lambda: ledger.retained <= limit, bill)
+        for mark in fresh:
+            retained.unguard(mark)
+    most = retained.config.max_entries
+    while most is not None and len(retained.entries) > most:
+        _drop_next(retained, keep, bill)
+
+
+def _drop_next(retained: Retained, keep: Entry | None, bill: Bill) -> None:
+    """Remove one entry whole; the one just committed where all others are protected."""
+    for entry in retained.ranking.order(retained.tick):
+        if entry is not keep and not any(mark.guards for mark in retained.private_marks(entry)):
+            drop_entry(retained, entry, bill)
+            return
+    assert keep is not None, "more protected entries than max_entries"
+    drop_entry(retained, keep, bill)
+
+
+def _evict_until(retained: Retained, done: Callable[[], bool], bill: Bill) -> None:
+    while not done():
+        found = _evict_spare(retained, bill) or _shorten_next(retained, bill)
+        assert found or _thin_next(retained, bill), "what was promised to fit does not"
+
+
+def _evict_spare(retained: Retained, bill: Bill) -> bool:
+    for mark in retained.spares:
+        if not mark.guards:
+            freed = retained.unlink(mark)
+            bill.add(freed)
+            retained.counters.superseded_evicted += 1
+            retained.counters.evicted_pages += freed
+            return True
+    return False
+
+
+def _shorten_next(retained: Retained, bill: Bill) -> bool:
+    for entry in retained.ranking.order(retained.tick):
+        if not entry.tip.guards:
+            shorten(retained, entry, bill)
+            return True
+    return False
+
+
+def _thin_next(retained: Retained, bill: Bill) -> bool:
+    """Take a checkpoint that lies before a protected tip: the last thing left to go."""
+    for entry in retained.ranking.order(retained.tick):
+        for mark in retained.path_marks(entry):
+            if not mark.guards:
+                freed = retained.unlink(mark)
+                bill.add(freed)
+                retained.counters.truncations += 1
+                retained.counters.evicted_pages += freed
+                return True
+    return False
+
+
+def shorten(retained: Retained, entry: Entry, bill: Bill) -> None:
+    """Take the entry's tip for room, and say so."""
+    key = entry.key
+    freed = retained.shorten(entry)
+    gone = entry.identity not in retained.entries
+    retained.counters.evictions += gone
+    retained.counters.truncations += not gone
+    _account(retained, entry, bill, freed, "evicted" if gone else "truncated", key)
+
+
+def drop_entry(retained: Retained, entry: Entry, bill: Bill) -> None:
+    """Remove the entry whole, and say so."""
+    key = entry.key
+    freed = retained.drop(entry)
+    retained.counters.evictions += 1
+    _account(retained, entry, bill, freed, "evicted", key)
+
+
+def _account(
+    retained: Retained, entry: Entry, bill: Bill, freed: int, kind: str, key: str
+) -> None:
+    bill.add(freed)
+    retained.counters.evicted_pages += freed
+    retained.emit(kind, entry, key=key, freed=freed)
+    retained.sweep(entry.namespace)
+
+
+def choose_retained(
+    retained: Retained, fresh: list[Checkpoint], prompt_end: int
+) -> list[Checkpoint]:
+    """Return those of ``fresh`` (one table, ascending) that the byte budget has room for (G3, G9).
+
+    The prompt's end comes first, then the deepest, then the others from the deepest; room is the
+    budget less what is protected, since all else may go. O(pages).
+    """
+    ledger, size = retained.ledger, retained.config.page_tokens
+    room = retained.config.retained_pages - ledger.protected
+    images = retained.config.image_pages
+    order = sorted(fresh, key=lambda mark: (mark.position != prompt_end, -mark.position))
+    chosen: list[Checkpoint] = []
+    deepest = 0
+    for mark in order:
+        reach = max(deepest, mark.position)
+        pages = mark.table[: -(-reach // size)]
+        needed = int((ledger.kept[pages] == 0).sum()) + images * (1 + len(chosen))
+        if needed <= room:
+            chosen.append(mark)
+            deepest = reach
+    return sorted(chosen, key=lambda mark: mark.position)

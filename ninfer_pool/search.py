@@ -1,0 +1,322 @@
+"""What of a prompt is retained, and why no more. Nothing here changes anything (G7)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from ninfer_pool import index
+from ninfer_pool.config import PoolConfig
+from ninfer_pool.entry import Checkpoint
+from ninfer_pool.ghosts import Ghost
+from ninfer_pool.index import Hop, Path
+from ninfer_pool.planner import canonical_cuts
+from ninfer_pool.prompt import Prompt
+from ninfer_pool.results import Explanation, Match
+from ninfer_pool.retained import Retained
+
+
+@dataclass(slots=True, kw_only=True)
+class Rules:
+    """What a request allows to be resumed."""
+
+    read: bool = True
+    exact: bool = False
+    now: float | None = None
+    """The caller's clock, where entries may expire."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """The best checkpoint for a prompt, and how far the prompt agrees with anything retained."""
+
+    hops: list[Hop]
+    matched: int
+    mark: Checkpoint | None = None
+    position: int = 0
+    exact: bool = True
+    kind: str | None = None
+
+
+def deepest_resume(config: PoolConfig, prompt: Prompt) -> int:
+    """Return the deepest position at which ``prompt`` could be resumed at all."""
+    end = len(prompt) if config.end_logits else len(prompt) - 1
+    return min(end, prompt.shareable)
+
+
+def usable(mark: Checkpoint, rules: Rules) -> bool:
+    """Say whether a checkpoint has not expired."""
+    return mark.expires is None or rules.now is None or mark.expires > rules.now
+
+
+def find(
+    retained: Retained, prompt: Prompt, cuts: tuple[int, ...] | None, rules: Rules
+) -> Found:
+    """Return the deepest checkpoint that ``prompt`` may resume, preferring exact ones at a tie.
+
+    ``cuts`` are the prompt's canonical ones; None: do not ask what is exact.
+    """
+    hops = retained.walk(prompt.namespace, prompt.buffer, prompt.attributes)
+    found = Found(hops=hops, matched=min(hops[-1].upto, prompt.shareable) if hops else 0)
+    if not rules.read or not hops:
+        return found
+    config = retained.config
+    limit = deepest_resume(config, prompt)
+    if not config.image_bytes:
+        return _find_token(retained, prompt, cuts, rules, found, limit)
+    for mark in index.marks_upto(hops, limit):
+        if found.mark is not None and mark.position < found.position:
+            break
+        exact = cuts is None or mark.exact_for(cuts, config.grid, mark.position)
+        if usable(mark, rules) and (exact or not rules.exact) and (exact or found.mark is None):
+            found.mark, found.position, found.exact = mark, mark.position, exact
+            found.kind = mark.kind
+            if exact:
+                break
+    return found
+
+
+def _find_token(
+    retained: Retained,
+    prompt: Prompt,
+    cuts: tuple[int, ...] | None,
+    rules: Rules,
+    found: Found,
+    limit: int,
+) -> Found:
+    """Plain attention: any token position below a checkpoint can be resumed."""
+    grid = retained.config.grid
+    cuts = cuts or ()
+    position = _outside_media(prompt, min(limit, found.matched))
+    for mark in covering(found.hops, position):
+        at = position
+        if rules.exact:
+            at = _last_exact(mark, cuts, grid, position)
+        if at > 0 and usable(mark, rules):
+            found.mark, found.position = mark, at
+            found.exact = mark.exact_for(cuts, grid, at)
+            found.kind = mark.kind if at == mark.position else "junction"
+            break
+    return found
+
+
+def _outside_media(prompt: Prompt, position: int) -> int:
+    for span in prompt.media:
+        if span.begin < position < span.end:
+            return span.begin
+    return position
+
+
+def _last_exact(mark: Checkpoint, cuts: tuple[int, ...], grid: int, position: int) -> int:
+    stops = {position // grid * grid, *cuts[: bisect_right(cuts, position)]}
+    return next((s for s in sorted(stops, reverse=True) if mark.exact_for(cuts, grid, s)), 0)
+
+
+def covering(hops: Sequence[Hop], position: int) -> Iterator[Checkpoint]:
+    """Yield checkpoints whose KV covers ``[0, position)`` of the way of ``hops``."""
+    if position <= 0:
+        return
+    path = next(hop.path for hop in hops if position <= hop.upto)
+    yield from path.marks[bisect_left(path.positions, position) :]
+    for child in path.children():
+        if child.start >= position:
+            for below in child.subtree():
+                yield from below.marks
+
+
+class Matches(Sequence[Match]):
+    """The positions where a prompt can be resumed, ascending; worked out when first read.
+
+    It stays as it was when `PrefixPool.lookup` returned, whatever happens to the pool.
+    """
+
+    __slots__ = ("_found", "_items", "_prompt", "_retained", "_rules", "_runs")
+
+    def __init__(self, retained: Retained, prompt: Prompt, found: Found, rules: Rules) -> None:
+        limit = deepest_resume(retained.config, prompt)
+        self._runs = [
+            (path.marks, bisect_right(path.positions, min(upto, limit)))
+            for path, upto in found.hops
+            if path.positions
+        ]
+        self._found = found
+        self._prompt = prompt
+        self._retained = retained
+        self._rules = rules
+        self._items: list[Match] | None = None
+
+    @property
+    def deepest(self) -> int:
+        """The deepest position that can be resumed; 0 for none. O(1)."""
+        return self._found.position
+
+    def _all(self) -> list[Match]:
+        if self._items is None:
+            config = self._retained.config
+            cuts = canonical_cuts(self._prompt, grid=config.grid, min_chunk=config.min_chunk)
+            best: dict[int, Match] = {}
+            for marks, count in self._runs:
+                for mark in marks[:count]:
+                    exact = mark.exact_for(cuts, config.grid, mark.position)
+                    if usable(mark, self._rules) and (exact or mark.position not in best):
+                        best[mark.position] = _match(config, mark.position, mark.kind, exact=exact)
+            found = self._found
+            if found.position and found.position not in best:
+                kind = found.kind or "junction"
+                best[found.position] = _match(config, found.position, kind, exact=found.exact)
+            self._items = [best[position] for position in sorted(best)]
+        return self._items
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    @overload
+    def __getitem__(self, index: int) -> Match: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Match]: ...
+    def __getitem__(self, index: int | slice) -> Match | list[Match]:
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[Match]:
+        return iter(self._all())
+
+    def __bool__(self) -> bool:
+        return self._found.position > 0
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (Matches, list, tuple)):
+            return self._all() == list(other)
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+
+def _match(config: PoolConfig, position: int, kind: str, *, exact: bool) -> Match:
+    pages = -(-position // config.page_tokens) + config.image_pages
+    return Match(position, kind, exact, pages * config.page_bytes)
+
+
+def explain(retained: Retained, prompt: Prompt, found: Found, rules: Rules) -> Explanation:
+    """Return why ``prompt`` hits as deep as ``found`` and no deeper. Never across a salt.
+
+    O(matched bytes), times the namespaces of the same salt where nothing matched.
+    """
+    config = retained.config
+    limit = deepest_resume(config, prompt)
+    matched = min(found.matched, limit)
+    resumable = found.position
+    ghost = _ghost(retained, prompt, above=max(matched, resumable), limit=limit)
+    if not rules.read:
+        reason = "opted_out"
+    elif resumable and resumable < config.minimum_tokens:
+        reason, resumable = "below_minimum", 0
+    elif ghost is not None:
+        reason, matched = ghost.cause, ghost.position
+    elif resumable >= matched and resumable:
+        reason = "hit"
+    elif (field := _other_identity(retained, prompt, found, resumable)) is not None:
+        reason = f"identity:{field}"
+    elif matched == 0:
+        reason = "no_entry"
+    elif matched - resumable >= len(prompt) - matched:
+        reason = "no_checkpoint_before"
+    else:
+        reason = "diverged"
+    diverged = _diverged_at(found, prompt)
+    return Explanation(
+        reason=reason,
+        tokens=len(prompt),
+        matched=max(matched, resumable),
+        resumable=resumable,
+        lost=max(matched, resumable) - resumable,
+        diverged_at=diverged,
+        kind=found.kind if resumable else None,
+        exact=found.exact if resumable else True,
+        age=retained.tick - ghost.tick if reason == "evicted" and ghost else None,
+        helps=tuple(_helps(config, reason, matched, resumable, diverged, ghost)),
+    )
+
+
+def _ghost(retained: Retained, prompt: Prompt, *, above: int, limit: int) -> Ghost | None:
+    if above >= limit or not len(retained.ghosts):
+        return None
+    return retained.ghosts.deepest(prompt.namespace, prompt.buffer, above=above, limit=limit)
+
+
+def _diverged_at(found: Found, prompt: Prompt) -> int | None:
+    """The position where the prompt parts from a retained sequence that has another token there."""
+    if not found.hops:
+        return None
+    path, upto = found.hops[-1]
+    goes_on = upto < path.end or bool(path.forks and upto in path.forks)
+    return upto if goes_on and upto < len(prompt) else None
+
+
+def _other_identity(
+    retained: Retained, prompt: Prompt, found: Found, resumable: int
+) -> str | None:
+    """Return the field but for which more would have matched, under the same salt."""
+    if found.hops:
+        path, upto = found.hops[-1]
+        attribute = _attribute_parting(path, upto, prompt)
+        if attribute is not None:
+            return attribute
+    for namespace, root in retained.roots.items():
+        if namespace.salt == prompt.namespace.salt and namespace != prompt.namespace:
+            hops = index.walk(root, prompt.buffer, prompt.attributes)
+            limit = deepest_resume(retained.config, prompt)
+            mark = next(index.marks_upto(hops, limit), None)
+            if mark is not None and mark.position > max(resumable, found.matched):
+                return prompt.namespace.first_difference(namespace)
+    return None
+
+
+_FIELDS = {b"M": "media", b"Q": "positions", b"P": "positions", b"T": "token_types"}
+
+
+def _attribute_parting(path: Path, upto: int, prompt: Prompt) -> str | None:
+    """Name what parts the prompt from ``path`` at ``upto`` where the tokens agree, else None."""
+    mine = dict(prompt.attributes).get(upto, b"")
+    offset = 4 * (upto - path.start)
+    token = prompt.buffer[4 * upto : 4 * upto + 4].tobytes()
+    others = []
+    if upto < path.end and path.label[offset : offset + 4] == token:
+        others.append(dict(path.attributes).get(upto, b""))
+    others += [key[4:] for key in (path.forks or {}).get(upto, ()) if key[:4] == token]
+    for other in others:
+        if other != mine:
+            return _FIELDS[_first_difference(mine, other)]
+    return None
+
+
+def _first_difference(mine: bytes, other: bytes) -> bytes:
+    """Return the tag of the first attribute in which two payloads differ."""
+    if mine[:1] != other[:1]:
+        return min(tag for tag in (mine[:1], other[:1]) if tag)
+    return mine[:1]
+
+
+def _helps(
+    config: PoolConfig,
+    reason: str,
+    matched: int,
+    resumable: int,
+    diverged: int | None,
+    ghost: Ghost | None,
+) -> Iterator[str]:
+    if reason in ("diverged", "no_checkpoint_before"):
+        yield f"a checkpoint at {matched} would spare {matched - resumable} tokens more"
+    if diverged is not None and reason != "hit":
+        yield f"the same token at {diverged} as before (something in the prompt changes there)"
+    if ghost is not None and ghost.cause == "evicted":
+        pages = -(-ghost.position // config.page_tokens) + config.image_pages
+        yield f"{pages * config.page_bytes} bytes more, so that {ghost.position} tokens stay"
+    if reason.startswith("identity:"):
+        yield f"the same {reason.partition(':')[2]} as the retained entry's"
+    if reason == "below_minimum":
+        yield f"minimum_tokens below {config.minimum_tokens}"

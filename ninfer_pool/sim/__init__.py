@@ -1,0 +1,1 @@
+"""Traces, geometry, bounds, and hit rate against K and bytes; never imports torch."""

@@ -1,0 +1,212 @@
+"""Parsing and checking of what a person types: sizes, lists, rates and output files.
+
+Every function here either returns a usable value or raises `UsageError` with one line that quotes
+what was typed and says what would be right. Nothing is read or written but what it takes to check.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from fractions import Fraction
+from pathlib import Path
+from typing import TypeVar
+
+from ninfer_pool.errors import UsageError
+
+T = TypeVar("T")
+
+BOUNDS = ("single_lane", "endless", "clairvoyant")
+PLOT_SUFFIXES = (".svg", ".png", ".html")
+UNITS = {
+    "": 1, "B": 1,
+    "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+LARGEST_SIZE = 2**50
+LARGEST_COUNT = 2**31 - 1
+LARGEST_LANES = 1024
+
+_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)")
+_SIZE_HELP = "write a positive size such as 8GiB, 512MiB, 8GB or plain bytes"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `text`: a number and a unit (`8GiB`, `1.5GiB`, `8GB`) or plain bytes.
+
+    Units are exact, so that `8Gib` (bits?) and `8G` (which of two?) are refused, not guessed.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a size; {_SIZE_HELP}")
+    number, unit = match.groups()
+    if unit not in UNITS:
+        raise UsageError(f"{text!r}: unit {unit!r} is not known; {_SIZE_HELP}")
+    size = int(Fraction(number) * UNITS[unit])
+    if size <= 0:
+        raise UsageError(f"{text!r} is less than one byte; {_SIZE_HELP}")
+    if size > LARGEST_SIZE:
+        raise UsageError(f"{text!r} is too large; at most {LARGEST_SIZE >> 40}TiB")
+    return size
+
+
+def parse_count(text: str, *, largest: int = LARGEST_COUNT) -> int:
+    """A whole number from 1 to `largest`."""
+    value = _whole(text)
+    if value is None or not 1 <= value <= largest:
+        raise UsageError(f"{text!r}: write a whole number from 1 to {largest}")
+    return value
+
+
+def parse_lanes(text: str) -> int:
+    """A number of lanes, 1 to 1,024."""
+    return parse_count(text, largest=LARGEST_LANES)
+
+
+def parse_index(text: str) -> int:
+    """A request's id: a whole number, 0 or more."""
+    value = _whole(text)
+    if value is None:
+        raise UsageError(f"{text!r}: write a request's id, a whole number from 0")
+    return value
+
+
+def parse_rate(text: str) -> float:
+    """Tokens a second: a positive, finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"{text!r}: write a positive number of tokens a second, such as 1140")
+    return value
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Sizes between commas, in the order given, without repeats."""
+    return _each(text, parse_size)
+
+
+def parse_entries(text: str) -> tuple[int, ...]:
+    """Entry counts K between commas, in the order given, without repeats; a K of 0 is refused."""
+    return _each(text, parse_count)
+
+
+def parse_policies(text: str) -> tuple[str, ...]:
+    """Policy names between commas, in the order given, without repeats; not yet looked up."""
+    return _each(text, str)
+
+
+def parse_plot(text: str) -> Path:
+    """A plot's file, of a kind that can be drawn: `.svg`, `.png` or `.html`."""
+    if Path(text).suffix.lower() not in PLOT_SUFFIXES:
+        raise UsageError(f"{text!r}: the name must end in {_names(PLOT_SUFFIXES)}")
+    return Path(text)
+
+
+def _whole(text: str) -> int | None:
+    # Twelve digits bound the work; int() alone would take "1_0", " 1 " and digits of other scripts.
+    return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else None
+
+
+def _each(text: str, parse: Callable[[str], T]) -> tuple[T, ...]:
+    items = [item.strip() for item in text.split(",")]
+    if not all(items):
+        raise UsageError(f"{text!r}: an item is empty; write values with one comma between them")
+    return tuple(dict.fromkeys(parse(item) for item in items))
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def check_policies(names: Sequence[str], *, known: Collection[str]) -> None:
+    """Refuse a name that is no policy, and list those that are."""
+    for name in names:
+        if name in BOUNDS:
+            raise UsageError(
+                f"--policy: {name!r} is a bound, which every run includes; "
+                f"choose among {_names(known)}"
+            )
+        if name not in known:
+            raise UsageError(f"--policy: unknown policy {name!r}; choose among {_names(known)}")
+
+
+def check_budgets(budgets: Sequence[int], *, page_bytes: int, image_bytes: int, model: str) -> None:
+    """Refuse a budget that cannot hold one page and one image, which is stored in whole pages."""
+    least = page_bytes * (1 + math.ceil(image_bytes / page_bytes))
+    for budget in budgets:
+        if budget < least:
+            raise UsageError(
+                f"--budget: {format_bytes(budget)} is smaller than one page plus one image; "
+                f"{model} needs at least {least} bytes ({format_bytes(least)})"
+            )
+
+
+def check_plot_library() -> None:
+    """Refuse to plot where matplotlib is missing, with the command that installs it."""
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError as error:
+        message = "--plot needs matplotlib; run pip install 'ninfer-pool[plot]'"
+        raise UsageError(message) from error
+
+
+def check_outputs(outputs: dict[str, Path | None], *, inputs: Sequence[Path] = ()) -> None:
+    """Refuse an output (option to file) that could not be written, or would replace an input."""
+    taken = {path.resolve(): str(path) for path in inputs}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        check_output(path, option=option)
+        if not _is_device(path):
+            other = taken.setdefault(path.resolve(), option)
+            if other != option:
+                raise UsageError(f"{option}: '{path}' is also {other}; name another file")
+
+
+def check_output(path: Path, *, option: str) -> None:
+    """Refuse a file whose folder is missing or read-only, or that is itself a folder."""
+    folder = path.parent
+    if path.is_dir():
+        raise UsageError(f"{option}: '{path}' is a folder; name a file in it")
+    if not folder.is_dir():
+        raise UsageError(f"{option}: folder '{folder}' does not exist; make it first")
+    if not os.access(path if _is_device(path) else folder, os.W_OK):
+        raise UsageError(f"{option}: cannot write to '{folder}'; choose a folder you may write to")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path`: renamed to it on success, removed when anything raises."""
+    if _is_device(path):
+        yield path
+        return
+    target = path.resolve()
+    draft = target.with_name(f".{os.getpid()}.{target.name[:200]}")
+    try:
+        yield draft
+        draft.replace(target)
+    finally:
+        with suppress(FileNotFoundError):
+            draft.unlink()
+
+
+def _is_device(path: Path) -> bool:
+    # /dev/stdout, /dev/null or a pipe is written to, never replaced.
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def format_bytes(size: int) -> str:
+    """`size` in the largest binary unit that it fills: `8 GiB`, `149 MiB`, `2.19 MiB`."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    digits = 0 if value == int(value) or value >= 100 else 2 if value < 10 else 1
+    return f"{value:.{digits}f} {unit}"

@@ -1,0 +1,119 @@
+"""The `.html` plot: one file with panels, tables and reasons, for light, dark and a phone.
+
+It asks no outside host for anything: drawings are inline SVG, fonts are the reader's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from html import escape
+
+from ninfer_pool.sim.geometry import Sizes
+from ninfer_pool.sim.report import SWEEPS, Run, Table, describe_model, headline, points, tables
+
+# Each colour of a drawing, and what it becomes on a dark page.
+DARK = {
+    "#16181d": "#f1f1ef", "#5b5f66": "#a9adb5", "#e3e4e6": "#33363c", "#ffffff": "#17181b",
+    "#2a78d6": "#5b9df0", "#eb6834": "#f07f4f", "#1baf7a": "#2fc48f", "#4a3aa7": "#9c8ff0",
+    "#e05d92": "#ee7fab", "#c98a00": "#dba336", "#2f7d32": "#5fb562", "#8a6d5a": "#b99a86",
+}  # fmt: skip
+STYLE = """
+body { margin: 0 auto; max-width: 76rem; padding: 1rem; background: var(--surface);
+  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.25rem; } h2 { font-size: 1.1rem; margin: 2rem 0 0; overflow-wrap: anywhere; }
+p { margin: .25rem 0; color: var(--muted); }
+.panels { display: flex; flex-wrap: wrap; gap: 1rem; }
+figure { flex: 1 1 20rem; min-width: 0; max-width: 32rem; margin: .75rem 0; }
+svg { width: 100%; height: auto; display: block; stroke-linejoin: round; }
+svg text { font-family: system-ui, sans-serif !important; }
+.table { overflow-x: auto; margin: 1.25rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; padding-bottom: .25rem; }
+th, td { padding: .15rem .75rem .15rem 0; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid var(--grid); }
+th { color: var(--muted); font-weight: 500; } .left { text-align: left; }
+"""
+NAMED = {"--ink": "#16181d", "--muted": "#5b5f66", "--grid": "#e3e4e6", "--surface": "#ffffff"}
+
+
+def page(
+    groups: Sequence[Sequence[Run]], *, sizes: Sizes, draw: Callable[[Sequence[Run], str], str]
+) -> str:
+    """The whole page; `draw` gives the SVG of one sweep of one trace's runs."""
+    sections = "\n".join(_section(runs, sizes=sizes, draw=draw) for runs in groups)
+    names = escape(", ".join(dict.fromkeys(runs[0]["trace"] for runs in groups)))
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>Prompt tokens reused: {names}</title>\n<style>{_colours()}{STYLE}</style>\n"
+        f"</head>\n<body>\n<h1>Prompt tokens reused</h1>\n{sections}\n</body>\n</html>\n"
+    )
+
+
+def _colours() -> str:
+    light = {f"--c{colour[1:]}": colour for colour in DARK} | NAMED
+    dark = {f"--c{colour[1:]}": DARK[colour] for colour in DARK}
+    dark |= {name: DARK[colour] for name, colour in NAMED.items()}
+    return (
+        f":root {{ color-scheme: light dark; {_rules(light)} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {_rules(dark)} }} }}\n"
+    )
+
+
+def _rules(values: dict[str, str]) -> str:
+    return " ".join(f"{name}: {value};" for name, value in values.items())
+
+
+def _section(
+    runs: Sequence[Run], *, sizes: Sizes, draw: Callable[[Sequence[Run], str], str]
+) -> str:
+    figures = [
+        f"<figure>{inline(draw(runs, field), title=_title(runs[0], field))}</figure>"
+        for field in SWEEPS
+        if points(runs, field)
+    ]
+    about = escape(describe_model(runs[0], sizes=sizes)).replace("\n", "<br>")
+    parts = [f"<section>\n<h2>{escape(headline(runs))}</h2>\n<p>{about}</p>"]
+    parts += [f'<div class="panels">{"".join(figures)}</div>']
+    parts += [table_html(table) for table in tables(runs)]
+    return "\n".join([*parts, "</section>"])
+
+
+def _title(run: Run, field: str) -> str:
+    swept = "entries" if field == "entries" else "bytes"
+    return f"{run['trace']}: prompt tokens reused against {swept}; figures in the table below"
+
+
+def inline(svg: str, *, title: str) -> str:
+    """An SVG file as an element of a page: no prolog or namespaces, colours that can change."""
+    element = svg[svg.index("<svg") :]
+    element = re.sub(r'\s+(xmlns(:\w+)?|width|height)="[^"]*"', "", element, count=4)
+    element = element.replace("xlink:href", "href")
+    # The drawing's own style would reach the whole page, and ids that nothing names would clash.
+    element = re.sub(r"<style.*?</style>", "", element, flags=re.DOTALL)
+    named = set(re.findall(r"#([\w-]+)", element))
+    element = re.sub(
+        r'\s+id="([^"]*)"', lambda found: found[0] if found[1] in named else "", element
+    )
+    element = re.sub("|".join(DARK), lambda found: f"var(--c{found[0][1:]})", element)
+    return element.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
+
+
+def table_html(table: Table) -> str:
+    """A `Table` as HTML; its rules become the lines that all rows have."""
+    head = "".join(_cell("th", table, place) for place in enumerate(table.columns))
+    rows = "\n".join(
+        "<tr>" + "".join(_cell("td", table, place) for place in enumerate(row)) + "</tr>"
+        for row in table.rows
+        if row
+    )
+    caption = f"<caption>{escape(table.title)}</caption>"
+    return f'<div class="table"><table>{caption}\n<tr>{head}</tr>\n{rows}\n</table></div>'
+
+
+def _cell(tag: str, table: Table, place: tuple[int, str]) -> str:
+    column, text = place
+    kind = ' class="left"' if column < table.left else ""
+    return f"<{tag}{kind}>{escape(text)}</{tag}>"

@@ -1,0 +1,278 @@
+"""The benchmarks check answers before they time, and write what they promise. Nothing is timed."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ninfer_pool import Prompt
+from ninfer_pool.bench import core, peers, worlds
+from ninfer_pool.bench.probes import check_probe, evictions, probes, turns
+from ninfer_pool.bench.report import Report, write_whole
+from ninfer_pool.bench.timing import Case, Floor, Microseconds, Row, measure, measure_each
+from ninfer_pool.bench.worlds import Plan
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+CASE = Case(op="lookup", probe="new", shape="agent", tokens=4, entries=1)
+FIELDS = ["op", "probe", "shape", "tokens", "entries", "us", "floor_us", "ratio"]
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return core.run(core.TINY, with_peers=False)
+
+
+def test_every_operation_is_measured_at_every_size_and_shape(report: Report) -> None:
+    asked = {
+        ("lookup", "resume"), ("lookup", "branch"), ("lookup", "new"),
+        ("explain", "branch"), ("commit", "turn"), ("evict", "entry"),
+    }  # fmt: skip
+    for plan in core.plans(core.TINY):
+        rows = [row for row in report.results if (row.shape, row.entries) == key(plan)]
+        assert {(row.op, row.probe) for row in rows} == asked
+    assert {"marks", "forks"} < {row.shape for row in report.results}
+
+
+def key(plan: Plan) -> tuple[str, int]:
+    return plan.shape, plan.entries
+
+
+def test_json_is_the_contract(report: Report, tmp_path: Path) -> None:
+    report.write_json(tmp_path / "core.json")
+    written = json.loads((tmp_path / "core.json").read_text(encoding="utf-8"))
+    assert list(written) == ["version", "results", "peers", "bytes_per_token"]
+    assert written["version"] == 1
+    assert all(list(row) == FIELDS for row in written["results"])
+    assert all(list(row["us"]) == ["median", "p90"] for row in written["results"])
+    assert written["bytes_per_token"] > 4  # an int32 is four bytes
+
+
+def test_table_begins_with_its_caveat(report: Report) -> None:
+    assert report.text().startswith("One machine")
+    assert report.markdown().startswith("One machine")
+
+
+@pytest.mark.parametrize("shape", ["agent", "unrelated"])
+def test_gate_refuses_a_pool_that_lost_the_entry(shape: str) -> None:
+    world = worlds.filled(Plan(shape=shape, tokens=1024, entries=3))
+    resume = probes(world.plan)[0]
+    check_probe(world, resume)
+    world.pool.evict(world.keys[world.plan.probed])
+    with pytest.raises(AssertionError, match="not at 1024"):
+        check_probe(world, resume)
+
+
+def test_gate_refuses_a_turn_that_was_not_stored() -> None:
+    world = worlds.filled(Plan(shape="agent", tokens=1024, entries=2))
+    with pytest.raises(AssertionError, match="resumes at 1024 of 1524, not at 1524"):
+        list(turns([(world, 0)]))  # the action is never called
+
+
+def test_gate_refuses_an_eviction_that_did_nothing() -> None:
+    world = worlds.filled(Plan(shape="agent", tokens=1024, entries=2))
+    with pytest.raises(AssertionError, match="still found"):
+        list(evictions([(world, 0)]))
+
+
+def test_marks_are_all_there() -> None:
+    world = worlds.marked(tokens=4096, marks=1024)
+    prompt = Prompt(world.plan.path(0), namespace=worlds.SPACE)
+    assert len(world.keys) == 1
+    assert len(world.pool.lookup(prompt)) == 1024
+
+
+def test_forks_part_where_they_say() -> None:
+    world = worlds.forked(tokens=4096, forks=16)
+    assert len(set(world.keys)) == 17
+    assert world.pool.stats().entries == 17
+
+
+def test_conversations_share_the_system_prompt_and_nothing_more() -> None:
+    plan = Plan(shape="agent", tokens=1024, entries=2)
+    first, second = plan.path(0), plan.path(1)
+    assert np.array_equal(first[: plan.system], second[: plan.system])
+    assert first[plan.system] != second[plan.system]
+
+
+def test_a_large_world_is_left_to_large() -> None:
+    biggest = Plan(shape="unrelated", tokens=200_000, entries=4_096)
+    assert biggest not in list(core.plans(core.DEFAULT))
+    assert biggest in list(core.plans(core.LARGE))
+
+
+def test_floor_compares_what_matched() -> None:
+    prompt = np.arange(8, dtype=np.int32)
+    assert Floor(prompt, matched=3)() == Floor(prompt, matched=8)()
+
+
+def test_a_repeated_action_is_called_as_often_as_asked() -> None:
+    calls: list[int] = []
+    floor = Floor(np.arange(8, dtype=np.int32), matched=8)
+    row = measure(CASE, lambda: calls.append(1), floor, repeats=7)
+    assert len(calls) == 7
+    assert row.us.median > 0
+
+
+def test_a_slow_action_is_called_at_least_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ninfer_pool.bench.timing.SECONDS_A_ROW", 0.0)
+    calls: list[int] = []
+    floor = Floor(np.arange(8, dtype=np.int32), matched=8)
+    measure_each(CASE, ((lambda: calls.append(1), floor) for _ in range(9)))
+    assert calls == [1]
+
+
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(tmp_path / "out.json", "\ud800")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_peers_stand_beside_the_pool(report: Report) -> None:
+    mine = report.results[0]
+    theirs = Row(
+        op=mine.op, probe=mine.probe, shape=mine.shape, tokens=mine.tokens, entries=mine.entries,
+        us=Microseconds(median=123.0, p90=130.0), floor_us=1.0, ratio=123.0, peer="Other 1.0",
+    )  # fmt: skip
+    both = Report(
+        results=report.results, peers=[theirs], missing=[("Third", "absent")], bytes_per_token=4.5
+    )
+    assert "| 123 |" in both.side_by_side()
+    assert "Not measured: Third (absent)." in both.side_by_side()
+    assert theirs.to_json()["peer"] == "Other 1.0"
+    assert "not measured: Third (absent)" in both.text()
+
+
+class Echo:
+    """A peer that keeps every stored sequence and compares it from the start."""
+
+    name, version = "Echo", "1"
+
+    def __init__(self) -> None:
+        self.held: list[list[int]] = []
+
+    def prompt(self, tokens: Any) -> list[int]:
+        return list(map(int, tokens))
+
+    def build(self, entries: Any) -> None:
+        self.held = [self.prompt(entry) for entry in entries]
+
+    def lookup(self, prompt: list[int]) -> int:
+        return max((shared(prompt, entry) for entry in self.held), default=0)
+
+    def commit(self, prompt: list[int]) -> None:
+        self.held.append(prompt)
+
+    def evict(self) -> None:
+        self.held.pop(0)
+
+
+def shared(first: list[int], second: list[int]) -> int:
+    both = zip(first, second, strict=False)
+    return next((at for at, (a, b) in enumerate(both) if a != b), min(len(first), len(second)))
+
+
+@pytest.mark.parametrize("entries", [1, 4])
+def test_a_peer_is_asked_the_same_questions(entries: int) -> None:
+    plan = Plan(shape="agent", tokens=1024, entries=entries)
+    rows = core.peer_rows(plan, Echo(), core.TINY)
+    asked = [("lookup", "resume"), ("lookup", "branch"), ("lookup", "new")]
+    assert [(row.op, row.probe) for row in rows] == [
+        *asked, ("commit", "turn"), ("evict", "entry")
+    ]  # fmt: skip
+    assert {row.peer for row in rows} == {"Echo 1"}
+
+
+def test_a_peer_that_answers_wrongly_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Echo, "lookup", lambda self, prompt: 7)
+    with pytest.raises(AssertionError, match="Echo 1 finds 7 of 1024 tokens"):
+        core.peer_rows(Plan(shape="agent", tokens=1024, entries=1), Echo(), core.TINY)
+
+
+def test_an_absent_peer_is_a_reason_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlx_lm", None)
+    monkeypatch.setitem(sys.modules, "sglang", None)
+    found, missing = peers.available_peers()
+    assert found == []
+    assert [name for name, _ in missing] == ["mlx-lm", "SGLang"]
+    assert all(reason for _, reason in missing)
+
+
+def test_a_peer_that_imports_is_answering_rightly() -> None:
+    for peer in peers.available_peers()[0]:
+        rows = core.peer_rows(Plan(shape="agent", tokens=1024, entries=2), peer, core.TINY)
+        assert rows
+
+
+def test_stand_ins_let_a_tree_import_and_are_gone_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "sglang" / "srt" / "mem_cache"
+    folder.mkdir(parents=True)
+    (tmp_path / "sglang" / "__init__.py").write_text("raise RuntimeError('needs a GPU')")
+    (folder / "base_prefix_cache.py").write_text("import torch\nDEVICE = torch.device('cpu')\n")
+    (folder / "radix_cache.py").write_text(
+        "import triton.language as tl\n"
+        "from sglang.srt.mem_cache.base_prefix_cache import DEVICE\n"
+        "from sglang.srt.layers import Layer\n"
+        "class Tree(Layer):\n    answer = tl.load(1, 2).anything(3)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "sglang", raising=False)
+    before = set(sys.modules)
+    tree, params = peers._load_radix_tree()
+    assert tree.DEVICE is params.DEVICE
+    assert tree.Tree(1, two=2).answer is not None
+    assert not {name for name in set(sys.modules) - before if "sglang" in name}
+    assert "triton" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["core", "peers"])
+def test_benchmarks_write_json_and_table(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = str(BENCHMARKS / f"{name}.py")
+    monkeypatch.setattr(sys, "argv", [script, "--tiny", "--out", str(tmp_path)])
+    runpy.run_path(script, run_name="__main__")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.json", f"{name}.md"]
+
+
+def test_hit_rate_benchmark_writes_json_and_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "three.jsonl"
+    trace.write_text(TRACE, encoding="utf-8")
+    script, out = str(BENCHMARKS / "hit_rate_vs_k.py"), tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", [script, str(trace), "--tiny", "--out", str(out)])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(script, run_name="__main__")
+    assert stopped.value.code == 0
+    table = (out / "hit_rate_vs_k.md").read_text(encoding="utf-8")
+    assert "| three | 1 | lru | 2 |" in table
+    assert "clairvoyant" in table
+
+
+def line(number: int, *, at: float, parent: int | None, shared: int, tokens: int) -> str:
+    request = {
+        "id": number, "t": at, "session": "a", "kind": "main", "parent": parent,
+        "shared": shared, "input": tokens, "output": 50, "boundaries": [],
+    }  # fmt: skip
+    return json.dumps(request)
+
+
+HEADER = {
+    "format": "ninfer-pool-trace", "version": 1, "name": "three", "source": "made",
+    "licence": "CC0", "notes": "",
+}  # fmt: skip
+TRACE = "\n".join([
+    json.dumps(HEADER),
+    line(0, at=0.0, parent=None, shared=0, tokens=500),
+    line(1, at=50.0, parent=None, shared=0, tokens=60),
+    line(2, at=99.0, parent=0, shared=550, tokens=600),
+    "",
+])  # fmt: skip

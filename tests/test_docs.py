@@ -1,0 +1,25 @@
+"""Every Python snippet of README and docs runs as it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+# One page shares one namespace; a block with `>>>` is a doctest, any other is executed.
+SNIPPETS = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], path=str(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a snippet that writes leaves nothing behind
+    for example in SNIPPETS.parse(page).examples():
+        example.evaluate()
+
+
+def test_the_readme_shows_code() -> None:
+    assert list(SNIPPETS.parse(ROOT / "README.md").examples())
