@@ -111,6 +111,11 @@ class PrefixPool:
                 counters=retained.counters.copy(),
             )
 
+    @property
+    def running(self) -> int:
+        """Leases that have not ended."""
+        return len(self._leases)
+
     def check(self) -> None:
         """Recount everything and compare; AssertionError names what is off. O(everything)."""
         with self._lock:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from ninfer_pool import Prompt
 from ninfer_pool.bench import core, peers, worlds
-from ninfer_pool.bench.probes import check_probe, evictions, probes, turns
+from ninfer_pool.bench.probes import check_probe, evictions, probe, turns
 from ninfer_pool.bench.report import Report, write_whole
-from ninfer_pool.bench.timing import Case, Floor, Microseconds, Row, measure, measure_each
+from ninfer_pool.bench.timing import Case, Floor, Microseconds, Row, measure
 from ninfer_pool.bench.worlds import Plan
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 CASE = Case(op="lookup", probe="new", shape="agent", tokens=4, entries=1)
+FLOOR = Floor(np.arange(8, dtype=np.int32), stored=b"")
 FIELDS = ["op", "probe", "shape", "tokens", "entries", "us", "floor_us", "ratio"]
 
 
@@ -61,11 +63,11 @@ def test_table_begins_with_its_caveat(report: Report) -> None:
 @pytest.mark.parametrize("shape", ["agent", "unrelated"])
 def test_gate_refuses_a_pool_that_lost_the_entry(shape: str) -> None:
     world = worlds.filled(Plan(shape=shape, tokens=1024, entries=3))
-    resume = probes(world.plan)[0]
-    check_probe(world, resume)
-    world.pool.evict(world.keys[world.plan.probed])
+    resume = probe(world.plan, 1, name="resume")
+    check_probe((world, 1), resume)
+    world.pool.evict(world.keys[1])
     with pytest.raises(AssertionError, match="not at 1024"):
-        check_probe(world, resume)
+        check_probe((world, 1), resume)
 
 
 def test_gate_refuses_a_turn_that_was_not_stored() -> None:
@@ -108,23 +110,24 @@ def test_a_large_world_is_left_to_large() -> None:
 
 def test_floor_compares_what_matched() -> None:
     prompt = np.arange(8, dtype=np.int32)
-    assert Floor(prompt, matched=3)() == Floor(prompt, matched=8)()
+    digest, equal = cast(tuple[bytes, bool], Floor(prompt, stored=prompt[:3].tobytes())())
+    assert equal
+    assert len(digest) == 16
+    assert cast(tuple[bytes, bool], Floor(prompt, stored=b"other")()) == (digest, False)
 
 
-def test_a_repeated_action_is_called_as_often_as_asked() -> None:
+def test_every_action_is_called_once() -> None:
     calls: list[int] = []
-    floor = Floor(np.arange(8, dtype=np.int32), matched=8)
-    row = measure(CASE, lambda: calls.append(1), floor, repeats=7)
-    assert len(calls) == 7
-    assert row.us.median > 0
+    row = measure(CASE, [(partial(calls.append, number), FLOOR) for number in range(7)])
+    assert calls == list(range(7))
+    assert row.us.p90 >= row.us.median > 0
 
 
 def test_a_slow_action_is_called_at_least_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ninfer_pool.bench.timing.SECONDS_A_ROW", 0.0)
     calls: list[int] = []
-    floor = Floor(np.arange(8, dtype=np.int32), matched=8)
-    measure_each(CASE, ((lambda: calls.append(1), floor) for _ in range(9)))
-    assert calls == [1]
+    measure(CASE, [(partial(calls.append, number), FLOOR) for number in range(7)])
+    assert calls == [0]
 
 
 def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
@@ -190,7 +193,7 @@ def test_a_peer_is_asked_the_same_questions(entries: int) -> None:
 
 def test_a_peer_that_answers_wrongly_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Echo, "lookup", lambda self, prompt: 7)
-    with pytest.raises(AssertionError, match="Echo 1 finds 7 of 1024 tokens"):
+    with pytest.raises(AssertionError, match="Echo 1: 7 of 1024 tokens"):
         core.peer_rows(Plan(shape="agent", tokens=1024, entries=1), Echo(), core.TINY)
 
 

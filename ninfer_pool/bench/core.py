@@ -5,18 +5,18 @@ from __future__ import annotations
 import gc
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 
-from ninfer_pool import Prompt
 from ninfer_pool.bench import worlds
 from ninfer_pool.bench.peers import Peer, available_peers
-from ninfer_pool.bench.probes import check_probe, evictions, probes, then_new, turns
+from ninfer_pool.bench.probes import PROBES, Target, evictions, probe, questions, then_new, turns
 from ninfer_pool.bench.report import Report
-from ninfer_pool.bench.timing import Action, Case, Floor, Row, measure, measure_each
-from ninfer_pool.bench.worlds import SHAPES, SPACE, Plan, World
+from ninfer_pool.bench.timing import Action, Case, Floor, Row, measure
+from ninfer_pool.bench.worlds import SHAPES, Plan
 
 TOKEN_BYTES = 4
 
@@ -28,7 +28,9 @@ class Scale:
     Args:
         tokens, entries: the sizes; every pair of them whose stored tokens take at most
             `world_bytes` is measured, in both shapes.
-        repeats: calls of an operation that changes nothing; `singles`: of one that does.
+        conversations: how many are asked in turn, so that their bytes do not all lie in the
+            nearest cache; each is committed to or evicted once.
+        repeats: calls of an operation that changes nothing.
         marks, forks: resume points, and branch points on one path, at each of `long_tokens`.
         peer_tokens: the most stored tokens of a case in which the peers are measured.
         memory_entries, memory_tokens: what bytes a token are measured on.
@@ -37,8 +39,8 @@ class Scale:
     tokens: tuple[int, ...] = (2_048, 16_384, 65_536, 200_000)
     entries: tuple[int, ...] = (1, 64, 4_096)
     world_bytes: int = 400_000_000
-    repeats: int = 201
-    singles: int = 21
+    conversations: int = 16
+    repeats: int = 208
     marks: int = 100_000
     forks: int = 1_000
     long_tokens: tuple[int, ...] = (16_384, 200_000)
@@ -50,7 +52,7 @@ class Scale:
 DEFAULT = Scale()
 LARGE = Scale(world_bytes=1 << 40, peer_tokens=16_000_000)
 TINY = Scale(
-    tokens=(1_024,), entries=(1, 8), repeats=5, singles=3, marks=64, forks=8,
+    tokens=(1_024,), entries=(1, 8), repeats=5, conversations=3, marks=64, forks=8,
     long_tokens=(1_024,), memory_entries=2, memory_tokens=1_024,
 )  # fmt: skip
 
@@ -95,19 +97,27 @@ def plans(scale: Scale) -> Iterator[Plan]:
 
 
 def pool_rows(plan: Plan, scale: Scale) -> list[Row]:
-    """Lookups, explain, a turn's commit and an eviction in one world."""
-    world = worlds.filled(plan)
-    rows = question_rows(world, repeats=scale.repeats)
-    if plan.entries > 1:
-        count = min(scale.singles, plan.entries // 2)
-        to_commit = [(world, index) for index in range(count)]
-        to_evict = [(world, count + index) for index in range(count)]
-    else:  # what can be done once to a pool of one entry is done to fresh ones
-        fresh = [(worlds.filled(plan), 0) for _ in range(2 * scale.singles)]
-        to_commit, to_evict = fresh[: scale.singles], fresh[scale.singles :]
-    rows.append(measure_each(case(plan, "commit", "turn"), turns(to_commit)))
-    rows.append(measure_each(case(plan, "evict", "entry"), evictions(to_evict)))
+    """Lookups, explain, a turn's commit and an eviction, each of several conversations in turn."""
+    asked, others = targets(plan, count=scale.conversations)
+    rows = question_rows(asked, repeats=scale.repeats)
+    rows.append(measure(case(plan, "commit", "turn"), turns(asked)))
+    rows.append(measure(case(plan, "evict", "entry"), evictions(others)))
     return rows
+
+
+def targets(plan: Plan, *, count: int) -> tuple[list[Target], list[Target]]:
+    """Conversations to ask and to commit to, and as many others to evict.
+
+    Of pools with one entry there are as many as conversations, so that the number of entries is
+    all that differs: the bytes read are as far apart at 1 entry as at 4,096.
+    """
+    if plan.entries == 1:
+        alone = [(worlds.filled(plan), 0) for _ in range(2 * count)]
+        return alone[:count], alone[count:]
+    world = worlds.filled(plan)
+    count = min(count, plan.entries // 2)
+    spread = [index * plan.entries // count for index in range(count)]
+    return [(world, index) for index in spread], [(world, index + 1) for index in spread]
 
 
 def long_rows(scale: Scale) -> list[Row]:
@@ -116,46 +126,48 @@ def long_rows(scale: Scale) -> list[Row]:
     for tokens in scale.long_tokens:
         _progress(f"{scale.marks:,} resume points, {tokens:,} tokens")
         marked = worlds.marked(tokens=tokens, marks=scale.marks)
-        rows += question_rows(marked, repeats=scale.repeats)
+        rows += question_rows([(marked, 0)] * scale.conversations, repeats=scale.repeats)
         _progress(f"{scale.forks:,} branch points, {tokens:,} tokens")
         forked = worlds.forked(tokens=tokens, forks=scale.forks)
-        rows += question_rows(forked, repeats=scale.repeats)
+        rows += question_rows([(forked, 0)] * scale.conversations, repeats=scale.repeats)
     return rows
 
 
-def question_rows(world: World, *, repeats: int) -> list[Row]:
+def question_rows(asked: Sequence[Target], *, repeats: int) -> list[Row]:
     """The operations that change nothing: lookup of each probe, explain of a branch."""
-    rows = []
-    for probe in probes(world.plan):
-        check_probe(world, probe)
-        prompt = Prompt(probe.tokens, namespace=SPACE)
-        for op in ("lookup", "explain") if probe.name == "branch" else ("lookup",):
-            ask = partial(getattr(world.pool, op), prompt)
-            floor = Floor(probe.tokens, matched=probe.matched)
-            rows.append(measure(case(world.plan, op, probe.name), ask, floor, repeats=repeats))
-    return rows
+    plan = asked[0][0].plan
+    return [
+        measure(case(plan, op, name), questions(asked, op=op, name=name, repeats=repeats))
+        for op, name in (*(("lookup", name) for name in PROBES), ("explain", "branch"))
+    ]
 
 
 def peer_rows(plan: Plan, peer: Peer, scale: Scale) -> list[Row]:
     """The same of another structure, which must find as many tokens as are stored."""
     label = f"{peer.name} {peer.version}"
     peer.build([plan.path(index) for index in range(plan.entries)])
-    rows = []
-    for probe in probes(plan):
-        prompt = peer.prompt(probe.tokens)
-        found = peer.lookup(prompt)
-        if found != probe.matched:
-            raise AssertionError(f"{label} finds {found} of {probe.matched} tokens")
-        floor = Floor(probe.tokens, matched=probe.matched)
-        ask = partial(peer.lookup, prompt)
-        named = case(plan, "lookup", probe.name)
-        rows.append(measure(named, ask, floor, repeats=scale.repeats, peer=label))
-    named = case(plan, "commit", "turn")
-    rows.append(measure_each(named, _peer_turns(plan, peer, scale.singles), peer=label))
-    floor = Floor(plan.path(0), matched=plan.tokens)
-    evicting = ((peer.evict, floor) for _ in range(min(scale.singles, -(-plan.entries // 2))))
-    rows.append(measure_each(case(plan, "evict", "entry"), evicting, peer=label))
+    count = scale.conversations
+    rows = [
+        measure(case(plan, "lookup", name), islice(cycle(pairs), scale.repeats), peer=label)
+        for name, pairs in ((name, _peer_questions(plan, peer, name, count)) for name in PROBES)
+    ]
+    rows.append(measure(case(plan, "commit", "turn"), _peer_turns(plan, peer, count), peer=label))
+    floor = Floor(plan.path(0), stored=plan.path(0).tobytes())
+    evicting = [(peer.evict, floor)] * min(count, -(-plan.entries // 2))
+    rows.append(measure(case(plan, "evict", "entry"), evicting, peer=label))
     return rows
+
+
+def _peer_questions(plan: Plan, peer: Peer, name: str, count: int) -> list[tuple[Action, Floor]]:
+    pairs: list[tuple[Action, Floor]] = []
+    for number in range(count):
+        asked = probe(plan, number * plan.entries // count, name=name)
+        prompt = peer.prompt(asked.tokens)
+        found = peer.lookup(prompt) if not pairs else asked.matched  # one is slow enough
+        if found != asked.matched:
+            raise AssertionError(f"{peer.name} {peer.version}: {found} of {asked.matched} tokens")
+        pairs.append((partial(peer.lookup, prompt), Floor(asked.tokens, stored=asked.stored)))
+    return pairs
 
 
 def _peer_turns(plan: Plan, peer: Peer, count: int) -> Iterator[tuple[Action, Floor]]:
@@ -165,7 +177,7 @@ def _peer_turns(plan: Plan, peer: Peer, count: int) -> Iterator[tuple[Action, Fl
         if fresh:
             peer.build([path])
         longer = then_new(path, worlds.TURN_TOKENS)
-        floor = Floor(longer[: -worlds.ANSWER_TOKENS], matched=plan.tokens)
+        floor = Floor(longer[: -worlds.ANSWER_TOKENS], stored=path.tobytes())
         yield partial(peer.commit, peer.prompt(longer)), floor
 
 

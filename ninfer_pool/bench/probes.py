@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, islice
+from typing import TypeAlias
 
 import numpy as np
 
@@ -25,27 +27,35 @@ from ninfer_pool.bench.worlds import (
 STRANGE = VOCABULARY + 10_000_000
 
 
+Target: TypeAlias = tuple[World, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Tokens to look up, and how many of them are stored."""
+    """Tokens to look up, and the bytes of those that are stored, which it begins with."""
 
-    name: str
     tokens: Tokens
-    matched: int
+    stored: bytes
+
+    @property
+    def matched(self) -> int:
+        """How many of its tokens are stored."""
+        return len(self.stored) // 4
 
 
-def probes(plan: Plan) -> list[Probe]:
-    """Extends a stored entry; parts from it halfway through what is its own; is unrelated."""
-    path, middle = plan.path(plan.probed), plan.middle
-    return [
-        Probe(name="resume", tokens=then_new(path, TURN_TOKENS), matched=len(path)),
-        Probe(
-            name="branch",
-            tokens=then_new(path[:middle], len(path) - middle),
-            matched=middle,
-        ),
-        Probe(name="new", tokens=then_new(path[:0], len(path)), matched=0),
-    ]
+PROBES = ("resume", "branch", "new")
+
+
+def probe(plan: Plan, index: int, *, name: str) -> Probe:
+    """Of a stored conversation what extends it, or parts from it halfway through what is its own.
+
+    ``new`` is as long and unrelated.
+    """
+    path = plan.path(index)
+    matched = {"resume": len(path), "branch": plan.middle, "new": 0}[name]
+    added = TURN_TOKENS if name == "resume" else len(path) - matched
+    begin = path[:matched]
+    return Probe(tokens=then_new(begin, added), stored=begin.tobytes())
 
 
 def then_new(begin: Tokens, count: int) -> Tokens:
@@ -55,32 +65,46 @@ def then_new(begin: Tokens, count: int) -> Tokens:
     return np.concatenate([begin, tail])
 
 
-def check_probe(world: World, probe: Probe) -> None:
+def check_probe(target: Target, asked: Probe) -> None:
     """The gate: a wrong answer is not worth timing.
 
-    The stored entry must be resumable at its end, and the probe at the entry's own deepest
-    position at or before the parting.
+    The stored conversation must be resumable at its end, and the probe at the conversation's own
+    deepest position at or before the parting.
     """
-    pool, path = world.pool, world.plan.path(world.plan.probed)
+    world, index = target
+    pool, path = world.pool, world.plan.path(index)
     _check_depth(world, path, len(path))
     own = pool.lookup(Prompt(path, namespace=SPACE))
-    right = max((each.position for each in own if each.position <= probe.matched), default=0)
-    prompt = Prompt(probe.tokens, namespace=SPACE)
+    right = max((each.position for each in own if each.position <= asked.matched), default=0)
+    prompt = Prompt(asked.tokens, namespace=SPACE)
     found = [each.position for each in pool.lookup(prompt)]
     matched = pool.explain(prompt).matched
-    if found != sorted(found) or (max(found, default=0), matched) != (right, probe.matched):
+    if found != sorted(found) or (max(found, default=0), matched) != (right, asked.matched):
         raise AssertionError(
-            f"{world.plan.shape} {probe.name}: resumes at {found[-1:]} of {matched} matched "
-            f"tokens; right are {right} of {probe.matched}"
+            f"{world.plan.shape}: resumes at {found[-1:]} of {matched} matched tokens; right are "
+            f"{right} of {asked.matched}"
         )
 
 
-def turns(worlds: Iterable[tuple[World, int]]) -> Iterator[tuple[Action, Floor]]:
+def questions(
+    targets: Sequence[Target], *, op: str, name: str, repeats: int
+) -> Iterator[tuple[Action, Floor]]:
+    """Ask the same of each conversation in turn, again and again; each is checked first."""
+    pairs = []
+    for world, index in targets:
+        asked = probe(world.plan, index, name=name)
+        check_probe((world, index), asked)
+        action = partial(getattr(world.pool, op), Prompt(asked.tokens, namespace=SPACE))
+        pairs.append((action, Floor(asked.tokens, stored=asked.stored)))
+    return islice(cycle(pairs), repeats)
+
+
+def turns(targets: Iterable[Target]) -> Iterator[tuple[Action, Floor]]:
     """For each conversation one turn that adds `TURN_TOKENS`: acquire, checkpoints, commit.
 
     Checked around each: it resumes at the end of what is stored, and then is stored itself.
     """
-    for world, index in worlds:
+    for world, index in targets:
         path = world.plan.path(index)
         longer = then_new(path, TURN_TOKENS)
         prompt = Prompt(
@@ -89,16 +113,17 @@ def turns(worlds: Iterable[tuple[World, int]]) -> Iterator[tuple[Action, Floor]]
             boundaries=_boundaries(world, len(longer) - ANSWER_TOKENS),
         )
         _check_depth(world, longer, len(path))
-        yield partial(turn, world.pool, prompt, longer), Floor(prompt.tokens, matched=len(path))
+        floor = Floor(prompt.tokens, stored=path.tobytes())
+        yield partial(turn, world.pool, prompt, longer), floor
         _check_depth(world, longer, len(longer))
 
 
-def evictions(worlds: Iterable[tuple[World, int]]) -> Iterator[tuple[Action, Floor]]:
+def evictions(targets: Iterable[Target]) -> Iterator[tuple[Action, Floor]]:
     """For each conversation its eviction by key; checked to be there before, and not after."""
-    for world, index in worlds:
+    for world, index in targets:
         path = world.plan.path(index)
         _check_depth(world, path, len(path))
-        yield partial(world.pool.evict, world.keys[index]), Floor(path, matched=len(path))
+        yield partial(world.pool.evict, world.keys[index]), Floor(path, stored=path.tobytes())
         if _depth(world, path) > world.plan.system:
             raise AssertionError(f"{world.plan.shape}: evicted conversation {index} is still found")
 

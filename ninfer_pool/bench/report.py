@@ -11,10 +11,10 @@ from pathlib import Path
 from ninfer_pool.bench.timing import Row
 
 CAVEAT = (
-    "One machine, one process, everything warm, the garbage collector off; the prompt is built "
-    "before it is timed. What carries over to another machine is the ratio to the floor, one "
-    "xxh3-128 pass over the prompt's bytes plus one comparison of the matched bytes, which is "
-    "measured between the calls of the same run."
+    "One machine, one process, the garbage collector off; each prompt is built before it is timed, "
+    "and several conversations are asked in turn. What carries over to another machine is the "
+    "ratio to the floor, one xxh3-128 pass over the prompt's bytes plus one comparison of the "
+    "matched bytes, which is measured between the calls of the same run."
 )
 HEAD = ("op", "probe", "shape", "tokens", "entries", "median µs", "p90 µs", "floor µs", "ratio")
 

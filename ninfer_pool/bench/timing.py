@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -60,28 +60,24 @@ class Row(Case):
 class Floor:
     """The least that finding and confirming a prefix by a hash could cost.
 
-    One xxh3-128 pass over the prompt's bytes and one comparison of the matched bytes with a
-    stored copy. `bytes.startswith` is the fastest comparison that Python has: one memcmp.
+    One xxh3-128 pass over the prompt's bytes and one comparison with the `stored` bytes, those
+    that match. `bytes.startswith` is the fastest comparison that Python has: one memcmp. It
+    reads its own copies of both, so neither it nor the operation warms the other's memory.
     """
 
-    def __init__(self, prompt: Tokens, *, matched: int) -> None:
+    def __init__(self, prompt: Tokens, *, stored: bytes) -> None:
         self._prompt = prompt.tobytes()
-        self._stored = prompt[:matched].tobytes()
+        self._stored = stored
 
     def __call__(self) -> object:
         return xxhash.xxh3_128_digest(self._prompt), self._prompt.startswith(self._stored)
 
 
-def measure(case: Case, action: Action, floor: Floor, *, repeats: int, peer: str = "") -> Row:
-    """Time an action that can be repeated as it is, the floor after each call of it.
+def measure(case: Case, pairs: Iterable[tuple[Action, Floor]], *, peer: str = "") -> Row:
+    """Time each action, and its floor after it; making the next pair is not timed.
 
     A slow one stops early, after `SECONDS_A_ROW`, but never before its first call.
     """
-    return measure_each(case, ((action, floor) for _ in range(repeats)), peer=peer)
-
-
-def measure_each(case: Case, pairs: Iterator[tuple[Action, Floor]], *, peer: str = "") -> Row:
-    """Time actions that can each be done once; making the next pair is not timed."""
     taken: list[int] = []
     floors: list[int] = []
     with _no_collector():

@@ -23,8 +23,9 @@ VOCABULARY = 150_000
 SYSTEM_TOKENS = 10_000
 TURN_TOKENS = 500
 ANSWER_TOKENS = 250
-CHECKPOINTS = 8
-SPARE_PAGES = 32
+CHECKPOINTS = 4
+SPARE_PAGES = 24
+SPARE_IMAGES = 40
 SHAPES = ("agent", "unrelated")
 SPACE = Namespace(
     weights="sha256:bench", kv_dtype="int8-g64", rope="theta=1e7,max=262144", draft="mtp3"
@@ -48,11 +49,6 @@ class Plan:
     def system(self) -> int:
         """Leading tokens that all conversations have."""
         return min(SYSTEM_TOKENS, self.tokens // 2) if self.shape == "agent" else 0
-
-    @property
-    def probed(self) -> int:
-        """The conversation that questions are about."""
-        return self.entries // 2 if self.shape in SHAPES else 0
 
     @property
     def middle(self) -> int:
@@ -128,7 +124,7 @@ def _pool(pages: int, *, images: int) -> PrefixPool:
     image_bytes = IMAGE_BYTES if images else PAGE_BYTES
     each = -(-image_bytes // PAGE_BYTES)
     config = PoolConfig(
-        num_pages=pages + (images + CHECKPOINTS) * each,
+        num_pages=pages + (images + SPARE_IMAGES) * each,
         page_bytes=PAGE_BYTES,
         image_bytes=image_bytes,
         lanes=2,

@@ -166,8 +166,8 @@ def make_header(name: str, *, source: str, licence: str, notes: str) -> dict[str
 
 def trace_name(path: Path) -> str:
     """Name a trace after its file: without folder, ``.gz`` and the suffix before it."""
-    inner = path.name.removesuffix(".gz")
-    return Path(inner).stem or inner or path.name
+    name = path.name or path.resolve().name
+    return Path(name.removesuffix(".gz")).stem or name
 
 
 # --- the rules of one line ------------------------------------------------------------------------

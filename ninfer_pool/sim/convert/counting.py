@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
@@ -72,7 +73,8 @@ class TokenCounter:
 
 def _load(path: Path) -> Callable[[str], list[int]]:
     try:
-        from tokenizers import Tokenizer
+        # By name, so that types are checked the same with and without the package.
+        tokenizers = importlib.import_module("tokenizers")
     except ImportError as error:
         raise TraceError(
             "--tokenizer: needs the package tokenizers; run: pip install tokenizers"
@@ -80,7 +82,7 @@ def _load(path: Path) -> Callable[[str], list[int]]:
     if not path.is_file():
         raise TraceError(f"{path}: no such file; must be a tokenizer.json")
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises bare Exception
         raise TraceError(f"{path}: not a tokenizer ({error}); must be a tokenizer.json") from error
 
