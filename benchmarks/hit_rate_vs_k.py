@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,21 @@ def main() -> int:
     parser.add_argument("traces", nargs="*", metavar="TRACE")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("docs/measurements"), metavar="FOLDER")
-    args, options = parser.parse_known_args()
+    own, options = _split(sys.argv[1:])
+    args = parser.parse_args(own)
     args.out.mkdir(parents=True, exist_ok=True)
     out = args.out / "hit_rate_vs_k.json"
     sizes = TINY if args.tiny else ("--policy", POLICIES)
-    options = [option for option in options if option != "--"]
     code = cli.main(["simulate", *args.traces, *sizes, *options, "--json", str(out)])
     if code == 0:
         runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
         write_whole(out.with_suffix(".md"), table(runs))
     return code
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    at = argv.index("--") if "--" in argv else len(argv)
+    return argv[:at], argv[at + 1 :]
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:

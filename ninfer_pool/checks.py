@@ -38,6 +38,9 @@ def _check_tree(root: Path) -> list[Checkpoint]:
         assert all(mark.path is path for mark in path.marks), "mark of another path"
         tip = int(path.tip is not None)
         assert path.entries == tip + sum(c.entries for c in path.children()), "entries miscounted"
+        below = [(c.start, c.entries) for c in path.children() if c.entries]
+        counted = {q: sum(n for start, n in below if start == q) for q, _ in below}
+        assert path.live == counted, "entries at forks miscounted"
         ends = [*path.positions[-1:], *(path.forks or ())]
         assert path.parent is None or ends, "a path that holds nothing"
         assert max(ends, default=path.start) == path.end, "tokens that nothing holds"

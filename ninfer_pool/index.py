@@ -39,6 +39,7 @@ class Path:
         "forks",
         "key",
         "label",
+        "live",
         "marks",
         "parent",
         "positions",
@@ -56,6 +57,8 @@ class Path:
         self.positions: list[int] = []
         self.marks: list[Checkpoint] = []
         self.forks: dict[int, dict[bytes, Path]] | None = None
+        self.live: dict[int, int] = {}
+        """Entries below, by the position of the fork that leads to them."""
         self.entries = 0
         self.tip: Entry | None = None
         self.key = first_cell(label, attributes, start)
@@ -81,10 +84,30 @@ class Path:
 
     def count_entries(self, change: int) -> None:
         """Add ``change`` to the entries of this path and of all above it. O(depth)."""
-        path: Path | None = self
-        while path is not None:
+        path = self
+        path.entries += change
+        while path.parent is not None:
+            start, path = path.start, path.parent
             path.entries += change
-            path = path.parent
+            path.add_live(start, change)
+
+    def add_live(self, position: int, change: int) -> None:
+        """Add ``change`` to the entries that hang at a fork's position."""
+        count = self.live.get(position, 0) + change
+        if count:
+            self.live[position] = count
+        else:
+            self.live.pop(position, None)
+
+    def goes_on(self, position: int) -> bool:
+        """Say whether some entry hangs off this path at ``position`` or later. O(fork points)."""
+        return any(start >= position for start in self.live)
+
+    def forks_after(self, position: int) -> Iterator[Path]:
+        """Every fork that leaves past ``position``."""
+        for start, group in (self.forks or {}).items():
+            if start > position:
+                yield from group.values()
 
 
 class Hop(NamedTuple):
@@ -258,10 +281,12 @@ def split_tail(path: Path, at: int) -> Path:
     tail.forks = moved or None
     for child in tail.children():
         child.parent = tail
-    tail.tip, path.tip = path.tip, None
-    if tail.tip is not None and tail.tip.tip.path is path:
-        tail.tip, path.tip = None, tail.tip
-    tail.entries = sum(child.entries for child in tail.children()) + (tail.tip is not None)
+    tail.live = {q: count for q, count in path.live.items() if q > at}
+    path.live = {q: count for q, count in path.live.items() if q <= at}
+    if path.tip is not None and path.tip.tip.path is tail:
+        tail.tip, path.tip = path.tip, None
+    tail.entries = sum(tail.live.values()) + (tail.tip is not None)
+    path.add_live(at, tail.entries)
     _hang(tail)
     return tail
 
@@ -297,7 +322,8 @@ def _join(path: Path) -> None:
     if group is None or len(group) != 1 or path.forks is None:
         return
     (child,) = group.values()
-    del path.forks[path.end]
+    path_end = path.end
+    del path.forks[path_end]
     path.label += child.label
     path.attributes += child.attributes
     for mark in child.marks:
@@ -307,6 +333,8 @@ def _join(path: Path) -> None:
     for grandchild in child.children():
         grandchild.parent = path
     path.forks.update(child.forks or {})
+    path.live.pop(path_end, None)
+    path.live.update(child.live)
     if child.tip is not None:
         path.tip = child.tip
     if path.parent is None and path.start == 0:

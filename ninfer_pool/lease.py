@@ -178,7 +178,7 @@ class Lease:
         """Say whether one was taken there, or resumed from."""
         source = self.grant.source
         resumed = source is not None and source.position == position
-        return resumed or any(mark.position == position for mark in self.taken)
+        return resumed or bool(self.taken and self.taken[-1].position == position)
 
     def sequence(self, position: int) -> memoryview:
         """Return the token bytes ``[0, position)``: without a copy inside the prompt."""

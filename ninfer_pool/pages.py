@@ -60,6 +60,10 @@ class PageLedger:
         """Pages that are free or would be if every evictable checkpoint went."""
         return self.total - self.firm
 
+    def free_pages(self) -> Pages:
+        """Return the ids of the pages that nothing counts on. O(free)."""
+        return self._free[: self._top].copy()
+
     def take(self, count: int) -> Pages:
         """Take ``count`` free pages for a lease (``leased`` 1 each); the caller checked `free`."""
         assert 0 <= count <= self._top

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -79,8 +80,9 @@ class Prompt:
         self.media = _media(media, count)
         self.boundaries = _boundaries(boundaries, count, self.media)
         bare = [span.begin for span in self.media if span.digest is None]
-        self.shareable = bare[0] if bare else count
-        """Positions up to which anything may be matched or retained."""
+        self.shareable = bare[0] if bare else sys.maxsize
+        """The position up to which anything may be matched or retained: the first media span
+        without a digest, else without bound."""
         self.attributes: tuple[Attribute, ...] = ()
         if self.media or positions is not None or token_types is not None:
             axes = _axis(positions, (3, count), "positions")

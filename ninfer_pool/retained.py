@@ -153,9 +153,7 @@ class Retained:
         return entry
 
     def _unconsumed_tail(self, entry: Entry, path: Path, upto: int) -> bool:
-        if entry.prompt_tokens > upto or any(
-            child.entries for child in path.children() if child.start > upto
-        ):
+        if entry.prompt_tokens > upto or path.goes_on(upto + 1):
             return False
         pinned = set(entry.pinned or ())
         first = bisect_left(path.positions, upto + 1)
@@ -215,10 +213,7 @@ class Retained:
     ) -> Entry | None:
         path, total = hops[-1]
         tip = path.marks[bisect_left(path.positions, total + 1) - 1]
-        deeper = path.tip is not None or any(
-            child.entries for child in path.children() if child.start >= total
-        )
-        if deeper:
+        if path.tip is not None or path.goes_on(total):
             if entry is not None:
                 self._forget(entry)
             return None
@@ -307,15 +302,13 @@ class Retained:
         upto = entry.tip.position
         below: Path | None = None
         while path is not None:
-            shared = [
-                child.start
-                for child in path.children()
-                if child.entries and child is not below and child.start <= upto
-            ]
+            shared = [min(start, upto) for start in path.live]
+            if below is not None and path.live[upto] == below.entries:
+                shared.remove(upto)
+            if below is not None and path.tip is not None:
+                shared.append(upto)
             if shared:
                 return max(shared)
-            if below is not None and path.tip is not None:  # pragma: no cover - see check()
-                return path.tip.tip.position
             below, upto, path = path, path.start, path.parent
         return 0
 
@@ -387,8 +380,8 @@ class Retained:
         dead = [mark for mark in path.marks if mark.position > tip.position]
         above: Path | None = path
         while above is not None:
-            for child in above.children():
-                if child.start > floor and not child.entries:
+            for child in above.forks_after(floor):
+                if not child.entries:
                     dead += [mark for sub in child.subtree() for mark in sub.marks]
             if above.start <= floor:
                 break

@@ -251,12 +251,14 @@ def test_hit_rate_benchmark_writes_json_and_table(
     trace = tmp_path / "three.jsonl"
     trace.write_text(TRACE, encoding="utf-8")
     script, out = str(BENCHMARKS / "hit_rate_vs_k.py"), tmp_path / "out"
-    monkeypatch.setattr(sys, "argv", [script, str(trace), "--tiny", "--out", str(out)])
+    monkeypatch.setattr(
+        sys, "argv", [script, str(trace), "--tiny", "--out", str(out), "--", "--lanes", "2"]
+    )
     with pytest.raises(SystemExit) as stopped:
         runpy.run_path(script, run_name="__main__")
     assert stopped.value.code == 0
     table = (out / "hit_rate_vs_k.md").read_text(encoding="utf-8")
-    assert "| three | 1 | lru | 2 |" in table
+    assert "| three | 2 | lru | 2 |" in table
     assert "clairvoyant" in table
 
 

@@ -29,7 +29,7 @@ class Scale:
         tokens, entries: the sizes; every pair of them whose stored tokens take at most
             `world_bytes` is measured, in both shapes.
         conversations: how many are asked in turn, so that their bytes do not all lie in the
-            nearest cache; each is committed to or evicted once.
+            nearest cache; then half of them are committed to and the others evicted.
         repeats: calls of an operation that changes nothing.
         marks, forks: resume points, and branch points on one path, at each of `long_tokens`.
         peer_tokens: the most stored tokens of a case in which the peers are measured.
@@ -39,8 +39,8 @@ class Scale:
     tokens: tuple[int, ...] = (2_048, 16_384, 65_536, 200_000)
     entries: tuple[int, ...] = (1, 64, 4_096)
     world_bytes: int = 400_000_000
-    conversations: int = 16
-    repeats: int = 208
+    conversations: int = 64
+    repeats: int = 256
     marks: int = 100_000
     forks: int = 1_000
     long_tokens: tuple[int, ...] = (16_384, 200_000)
@@ -98,26 +98,25 @@ def plans(scale: Scale) -> Iterator[Plan]:
 
 def pool_rows(plan: Plan, scale: Scale) -> list[Row]:
     """Lookups, explain, a turn's commit and an eviction, each of several conversations in turn."""
-    asked, others = targets(plan, count=scale.conversations)
+    asked = targets(plan, count=scale.conversations)
     rows = question_rows(asked, repeats=scale.repeats)
-    rows.append(measure(case(plan, "commit", "turn"), turns(asked)))
-    rows.append(measure(case(plan, "evict", "entry"), evictions(others)))
+    half = len(asked) // 2
+    rows.append(measure(case(plan, "commit", "turn"), turns(asked[:half])))
+    rows.append(measure(case(plan, "evict", "entry"), evictions(asked[half:])))
     return rows
 
 
-def targets(plan: Plan, *, count: int) -> tuple[list[Target], list[Target]]:
-    """Conversations to ask and to commit to, and as many others to evict.
+def targets(plan: Plan, *, count: int) -> list[Target]:
+    """Up to `count` conversations, evenly spread over a pool filled by `plan`.
 
     Of pools with one entry there are as many as conversations, so that the number of entries is
     all that differs: the bytes read are as far apart at 1 entry as at 4,096.
     """
     if plan.entries == 1:
-        alone = [(worlds.filled(plan), 0) for _ in range(2 * count)]
-        return alone[:count], alone[count:]
+        return [(worlds.filled(plan), 0) for _ in range(count)]
     world = worlds.filled(plan)
-    count = min(count, plan.entries // 2)
-    spread = [index * plan.entries // count for index in range(count)]
-    return [(world, index) for index in spread], [(world, index + 1) for index in spread]
+    count = min(count, plan.entries)
+    return [(world, index * plan.entries // count) for index in range(count)]
 
 
 def long_rows(scale: Scale) -> list[Row]:

@@ -90,10 +90,11 @@ def questions(
     targets: Sequence[Target], *, op: str, name: str, repeats: int
 ) -> Iterator[tuple[Action, Floor]]:
     """Ask the same of each conversation in turn, again and again; each is checked first."""
+    for target in set(targets):
+        check_probe(target, probe(target[0].plan, target[1], name=name))
     pairs = []
     for world, index in targets:
         asked = probe(world.plan, index, name=name)
-        check_probe((world, index), asked)
         action = partial(getattr(world.pool, op), Prompt(asked.tokens, namespace=SPACE))
         pairs.append((action, Floor(asked.tokens, stored=asked.stored)))
     return islice(cycle(pairs), repeats)

@@ -12,7 +12,7 @@ from ninfer_pool.bench.timing import Row
 
 CAVEAT = (
     "One machine, one process, the garbage collector off; each prompt is built before it is timed, "
-    "and several conversations are asked in turn. What carries over to another machine is the "
+    "and up to 64 conversations are asked in turn. What carries over to another machine is the "
     "ratio to the floor, one xxh3-128 pass over the prompt's bytes plus one comparison of the "
     "matched bytes, which is measured between the calls of the same run."
 )

@@ -67,9 +67,9 @@ class Plan:
         return np.concatenate([random_tokens(self.system, 0), own])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class World:
-    """A filled pool; `keys[i]` names conversation i of the plan."""
+    """A filled pool, equal to no other; `keys[i]` names conversation i of the plan."""
 
     plan: Plan
     pool: PrefixPool

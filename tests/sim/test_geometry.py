@@ -54,7 +54,7 @@ def refusal(folder: Path, content: object) -> str:
     ],
 )
 def test_sizes_of_the_shipped_models(
-    model: str, kv: str, mtp: bool, page_bytes: int, image_bytes: int
+    *, model: str, kv: str, mtp: bool, page_bytes: int, image_bytes: int
 ) -> None:
     sizes = load_geometry(model).sizes(kv=kv, mtp=mtp)
     assert dataclasses.astuple(sizes) == (page_bytes, image_bytes, 64)
@@ -72,9 +72,10 @@ def _plain(value: object) -> object:
 def test_pages_may_have_another_length() -> None:
     sizes = load_geometry("qwen3.8-27b").sizes(kv="bf16", mtp=False, page_tokens=16)
     assert (sizes.page_bytes, sizes.page_tokens) == (16 * 65_536, 16)
+    wrong: Any
     for wrong in (0, -1, True, 1.5):
         with pytest.raises(GeometryError, match="page_tokens"):
-            load_geometry("qwen3.8-27b").sizes(kv="bf16", mtp=False, page_tokens=wrong)  # type: ignore[arg-type]
+            load_geometry("qwen3.8-27b").sizes(kv="bf16", mtp=False, page_tokens=wrong)
 
 
 def test_an_unknown_kv_type_lists_the_known_ones() -> None:
