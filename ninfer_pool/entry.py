@@ -14,11 +14,23 @@ if TYPE_CHECKING:
     from ninfer_pool.index import Path
 
 
+class Table:
+    """Page ids of one sequence, in order; shared by the checkpoints along it.
+
+    A growing entry gives it the longer row: the whole pages below a checkpoint stay the same.
+    """
+
+    __slots__ = ("ids",)
+
+    def __init__(self, ids: Pages) -> None:
+        self.ids = ids
+
+
 class Checkpoint:
     """A position with everything needed to continue there: KV pages below it and an image.
 
-    ``table[:k]`` are its whole KV pages; ``tail`` is the partly filled last page where that is
-    not ``table[k]`` (a fork goes on in a copy), else -1. ``image`` heads the chain of its image
+    ``table`` tells its whole KV pages; ``tail`` is the partly filled last page (a fork goes on in
+    a copy), -1 at a page's edge. ``image`` heads the chain of its image
     pages (-1: none, plain attention). ``cuts`` are the off-grid cuts of the prefill that made it,
     None where some of it was not made by the canonical plan; such a checkpoint is never exact.
     ``guards`` counts pins and running leases: while there is one it is never evicted (G4).
@@ -48,7 +60,8 @@ class Checkpoint:
         position: int,
         kind: str,
         cuts: tuple[int, ...] | None,
-        table: Pages,
+        table: Table,
+        tail: int,
         image: int,
         lane: int,
         tick: int,
@@ -57,7 +70,7 @@ class Checkpoint:
         self.kind = kind
         self.cuts = cuts
         self.table = table
-        self.tail = -1
+        self.tail = tail
         self.image = image
         self.lane = lane
         self.tick = tick
@@ -86,30 +99,13 @@ class Checkpoint:
 
     def kv_pages(self, page_tokens: int) -> Pages:
         """Return the ids of the pages that hold positions ``[0, position)``, in order."""
-        whole, rest = divmod(self.position, page_tokens)
-        if not rest:
-            return self.table[:whole]
-        if self.tail < 0:
-            return self.table[: whole + 1]
-        return np.append(self.table[:whole], np.int32(self.tail))
+        whole = self.table.ids[: self.position // page_tokens]
+        return whole if self.tail < 0 else np.append(whole, np.int32(self.tail))
 
     def pages(self, ledger: PageLedger, page_tokens: int) -> Pages:
         """Return the ids of all its pages, KV then image. O(pages)."""
         kv = self.kv_pages(page_tokens)
         return kv if self.image < 0 else np.concatenate((kv, ledger.unstring(self.image)))
-
-    def rebase(self, table: Pages, page_tokens: int) -> None:
-        """Refer to a newer table that begins with the same whole pages, so that one table serves.
-
-        O(pages); without effect where the pages differ.
-        """
-        whole, rest = divmod(self.position, page_tokens)
-        if table is self.table or not np.array_equal(self.table[:whole], table[:whole]):
-            return
-        if rest:
-            last = self.tail if self.tail >= 0 else int(self.table[whole])
-            self.tail = -1 if whole < len(table) and last == table[whole] else last
-        self.table = table
 
 
 class Entry:

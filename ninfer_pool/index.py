@@ -123,31 +123,41 @@ def first_cell(label: Sequence[int] | bytearray, attributes: Sequence[Attribute]
     return bytes(label[:4]) + payload
 
 
-def walk(root: Path, view: memoryview, attributes: Sequence[Attribute] = ()) -> list[Hop]:
+def walk(
+    root: Path,
+    view: memoryview,
+    attributes: Sequence[Attribute] = (),
+    *,
+    origin: int = 0,
+    known: list[Hop] | None = None,
+) -> list[Hop]:
     """Return the paths that ``view`` (int32 bytes) follows from ``root``, each with how far.
 
-    The last hop's ``upto`` is the longest common prefix with anything retained. O(matched bytes)
-    at the speed of memcmp, plus O(1) for each hop.
+    The last hop's ``upto`` is the longest common prefix with anything retained. ``view`` holds
+    the tokens from ``origin`` on; ``known`` are the hops above ``root``, which then is the path
+    that ``origin`` lies on (see `hops_to`). O(matched bytes) at the speed of memcmp, plus O(1)
+    for each hop.
     """
-    hops = []
-    path = root
+    hops = known or []
+    path, begin = root, origin
     while True:
         label = path.label
-        offset = 4 * path.start
-        piece = view[offset : offset + len(label)]
+        skip = 4 * (begin - path.start)
+        offset = 4 * (begin - origin)
+        piece = view[offset : offset + len(label) - skip]
         size = len(piece)
         if size > CHUNK:
-            size = _common(label, piece)
-        elif not label.startswith(piece):
-            size = _first_difference(label, piece, 0, size)
-        upto = path.start + size // 4
+            size = _common(label, piece, skip)
+        elif not label.startswith(piece, skip):
+            size = _first_difference(label, piece, skip, 0, size)
+        upto = begin + size // 4
         if attributes or path.attributes:
             upto = _parting(path, attributes, upto)
         hops.append(Hop(path, upto))
         forks = path.forks
         if not forks or upto not in forks:
             return hops
-        cell = view[4 * upto : 4 * upto + 4].tobytes()
+        cell = view[4 * (upto - origin) : 4 * (upto - origin) + 4].tobytes()
         if attributes:
             at = bisect_left(attributes, (upto,))
             if at < len(attributes) and attributes[at][0] == upto:
@@ -155,24 +165,38 @@ def walk(root: Path, view: memoryview, attributes: Sequence[Attribute] = ()) -> 
         child = forks[upto].get(cell)
         if child is None:
             return hops
-        path = child
+        path, begin = child, upto
 
 
-def _common(label: bytearray, piece: memoryview) -> int:
+def hops_to(path: Path, position: int) -> tuple[list[Hop], Path]:
+    """Return the hops above the path that ``position`` lies on, and that path. O(depth)."""
+    while path.start >= position and path.parent is not None:
+        path = path.parent
+    above: list[Hop] = []
+    current = path
+    while current.parent is not None:
+        above.append(Hop(current.parent, current.start))
+        current = current.parent
+    return above[::-1], path
+
+
+def _common(label: bytearray, piece: memoryview, skip: int) -> int:
     """Return how many leading bytes agree, a multiple of 4: chunk by chunk, then by halves."""
     low = 0
     size = len(piece)
-    while low < size and label.startswith(piece[low : low + CHUNK], low):
+    while low < size and label.startswith(piece[low : low + CHUNK], skip + low):
         low += CHUNK
-    return size if low >= size else _first_difference(label, piece, low, min(low + CHUNK, size))
+    if low >= size:
+        return size
+    return _first_difference(label, piece, skip, low, min(low + CHUNK, size))
 
 
-def _first_difference(label: bytearray, piece: memoryview, low: int, high: int) -> int:
+def _first_difference(label: bytearray, piece: memoryview, skip: int, low: int, high: int) -> int:
     """Return the first byte of the first cell that differs in ``[low, high)``; one does."""
     starts = label.startswith
     while high - low > 4:
         middle = (low + high) // 8 * 4
-        if starts(piece[low:middle], low):
+        if starts(piece[low:middle], skip + low):
             low = middle
         else:
             high = middle
@@ -225,25 +249,27 @@ def remove_mark(mark: Checkpoint) -> None:
     path.positions = path.positions[:at] + path.positions[at + 1 :]
 
 
-def insert(hops: list[Hop], view: memoryview, attributes: Sequence[Attribute]) -> list[Hop]:
+def insert(
+    hops: list[Hop], view: memoryview, attributes: Sequence[Attribute], *, origin: int = 0
+) -> list[Hop]:
     """Make the index hold ``view``; return its hops. The first ``hops`` are its walk's result.
 
     Extends the last path where the view goes on where its label ends, else forks off it.
     O(bytes added).
     """
     path, upto = hops[-1]
-    total = len(view) // 4
+    total = origin + len(view) // 4
     if upto == total:
         return hops
     fresh = list(attributes[bisect_left(attributes, (upto,)) : bisect_left(attributes, (total,))])
-    label = bytearray(view[4 * upto :])
+    label = view[4 * (upto - origin) :]
     if upto == path.end:
         path.label += label
         path.attributes += fresh
         if path.start == upto:
             path.key = first_cell(path.label, path.attributes, upto)
         return [*hops[:-1], Hop(path, total)]
-    child = Path(parent=path, start=upto, label=label, attributes=fresh)
+    child = Path(parent=path, start=upto, label=bytearray(label), attributes=fresh)
     _hang(child)
     return [*hops, Hop(child, total)]
 
@@ -377,3 +403,15 @@ def attributes(path: Path, position: int) -> list[Attribute]:
         upto = current.start
         current = current.parent
     return list(chain.from_iterable(reversed(parts)))
+
+
+def positions_to(path: Path, position: int) -> tuple[int, ...]:
+    """Return the positions of all marks on the way to ``position``, ascending. O(marks)."""
+    found: list[int] = []
+    upto = position
+    current: Path | None = path
+    while current is not None:
+        found = current.positions[: bisect_right(current.positions, upto)] + found
+        upto = current.start
+        current = current.parent
+    return tuple(found)

@@ -28,9 +28,12 @@ Attribute: TypeAlias = tuple[int, bytes]
 ABSENT = 0xFFFFFFFF
 
 
-def xxh3_128(data: Bytes) -> bytes:
-    """Return the 16 bytes (big-endian, as xxhash prints them) of xxh3-128 over ``data``. O(n)."""
-    return xxhash.xxh3_128_digest(data)
+def xxh3_128(*parts: Bytes) -> bytes:
+    """Return the 16 bytes (big-endian, as xxhash prints them) of xxh3-128 over ``parts``. O(n)."""
+    state = xxhash.xxh3_128()
+    for part in parts:
+        state.update(part)
+    return state.digest()
 
 
 def text(value: str | None) -> bytes:
@@ -46,14 +49,16 @@ def number(value: int) -> bytes:
     return struct.pack("<q", value)
 
 
-def sequence_key(namespace: bytes, tokens: Bytes, attributes: Sequence[Attribute]) -> str:
-    """Return the key of ``tokens`` (int32 bytes) with ``attributes`` under a namespace's digest.
+def sequence_key(
+    namespace: bytes, tokens: Sequence[Bytes], attributes: Sequence[Attribute]
+) -> str:
+    """Return the key of the token bytes (int32, in parts) with ``attributes`` under a namespace.
 
-    One hash pass: O(n), about 0.1 µs for 1,000 tokens.
+    One hash pass without a copy: O(n), about 0.1 µs for 1,000 tokens.
     """
-    view = memoryview(tokens).cast("B")
+    size = sum(len(part) for part in tokens)
     parts: list[Bytes] = [b"NPky\x01", struct.pack("<I", len(namespace)), namespace]
-    parts += [struct.pack("<Q", len(view)), view, struct.pack("<Q", len(attributes))]
+    parts += [struct.pack("<Q", size), *tokens, struct.pack("<Q", len(attributes))]
     for position, payload in attributes:
         parts += [struct.pack("<QI", position, len(payload)), payload]
-    return xxh3_128(b"".join(parts)).hex()
+    return xxh3_128(*parts).hex()

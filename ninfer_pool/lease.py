@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ninfer_pool import lifecycle
-from ninfer_pool.entry import Checkpoint
+from ninfer_pool.entry import Checkpoint, Table
 from ninfer_pool.errors import LeaseError
 from ninfer_pool.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
 from ninfer_pool.pages import Pages
@@ -180,12 +180,12 @@ class Lease:
         resumed = source is not None and source.position == position
         return resumed or bool(self.taken and self.taken[-1].position == position)
 
-    def sequence(self, position: int) -> memoryview:
-        """Return the token bytes ``[0, position)``: without a copy inside the prompt."""
-        if position <= len(self._prompt):
-            return self._prompt.buffer[: 4 * position]
-        generated = memoryview(self._generated)[: 4 * (position - len(self._prompt))]
-        return memoryview(b"".join((self._prompt.buffer, generated)))
+    def parts(self, begin: int, end: int) -> list[memoryview]:
+        """Return the token bytes ``[begin, end)``, the prompt's and the generated ones apart."""
+        inside = len(self._prompt)
+        mine = self._prompt.buffer[4 * begin : 4 * min(end, inside)]
+        made = memoryview(self._generated)[4 * max(begin - inside, 0) : 4 * max(end - inside, 0)]
+        return [mine, made]
 
     def close(self) -> None:
         """Let nothing more be done with it."""
@@ -302,13 +302,15 @@ class Lease:
 
     def _make(self, kind: str, pages: Pages) -> Checkpoint:
         position, cuts = self.frontier, self.grant.cuts
+        size = self._pool.config.page_tokens
         on_cut = position % self._pool.config.grid == 0 or position in cuts
         exact = self._canonical and on_cut and position <= len(self._prompt)
         return Checkpoint(
             position=position,
             kind=kind,
             cuts=cuts[: bisect_right(cuts, position)] if exact else None,
-            table=self.pages,
+            table=Table(self.pages),
+            tail=int(self.pages[position // size]) if position % size else -1,
             image=self._pool.retained.ledger.string(pages),
             lane=self.lane,
             tick=0,

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.entry import Checkpoint, Entry, Table
 from ninfer_pool.pages import Pages
 from ninfer_pool.results import Refusal
+from ninfer_pool.retained import Stretch
 from ninfer_pool.room import choose_retained, fit_budget, free_pages
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def distrust(pool: PrefixPool, lease: Lease, why: str) -> None:
 def publish(pool: PrefixPool, lease: Lease) -> None:
     """Make what was taken so far visible (G11)."""
     if lease.doubt is None and lease.unpublished:
-        _store(pool, lease, lease.unpublished)
+        _store(pool, lease, lease.unpublished, lease.grant.source)
         lease.published = len(lease.taken)
 
 
@@ -95,7 +96,7 @@ def commit(pool: PrefixPool, lease: Lease, position: int | None) -> str | None:
         _touch(pool, source)
         _release_source(pool, lease)
     if lease.unpublished:
-        entry = _store(pool, lease, lease.unpublished)
+        entry = _store(pool, lease, lease.unpublished, source)
     if entry is not None and lease.wishes.pin:
         pool.pin_entry(entry)
     end(pool, lease)
@@ -116,7 +117,28 @@ def _touch(pool: PrefixPool, source: Checkpoint) -> None:
             retained.emit("touched", entry)
 
 
-def _store(pool: PrefixPool, lease: Lease, fresh: list[Checkpoint]) -> Entry | None:
+def _stretch(
+    pool: PrefixPool, lease: Lease, source: Checkpoint | None, position: int
+) -> Stretch:
+    """The lease's sequence up to ``position``; what it resumed from need not be walked again."""
+    known = source is not None and source.path is not None
+    origin = lease.start if known else 0
+    parts = lease.parts(origin, position)
+    namespace = lease.prompt.namespace
+    attributes = [item for item in lease.prompt.attributes if item[0] < position]
+    return Stretch(
+        namespace=namespace,
+        view=parts[0] if not parts[1] else memoryview(b"".join(parts)),
+        origin=origin,
+        source=source if known else None,
+        attributes=attributes,
+        key=pool.retained.key(namespace, lease.parts(0, position), attributes),
+    )
+
+
+def _store(
+    pool: PrefixPool, lease: Lease, fresh: list[Checkpoint], source: Checkpoint | None
+) -> Entry | None:
     """Retain ``fresh`` as far as the budget allows, then make it fit (G3, G9)."""
     retained, size = pool.retained, pool.config.page_tokens
     chosen = choose_retained(retained, fresh, len(lease.prompt))
@@ -125,17 +147,13 @@ def _store(pool: PrefixPool, lease: Lease, fresh: list[Checkpoint]) -> Entry | N
     retained.counters.skipped_no_room += skipped
     if not chosen:
         return None
-    end_position = chosen[-1].position
-    table = lease.grant.table[: -(-end_position // size)].copy()
+    stretch = _stretch(pool, lease, source, chosen[-1].position)
+    table = Table(lease.grant.table[: -(-stretch.total // size)].copy())
     for mark in chosen:
         mark.table = table
     before = retained.ledger.retained
-    sequence = lease.sequence(end_position)
-    attributes = [item for item in lease.prompt.attributes if item[0] < end_position]
     entry = retained.attach(
-        lease.prompt.namespace,
-        sequence,
-        attributes,
+        stretch,
         fresh=chosen,
         prompt_tokens=len(lease.prompt),
         priority=lease.wishes.priority,
@@ -145,7 +163,7 @@ def _store(pool: PrefixPool, lease: Lease, fresh: list[Checkpoint]) -> Entry | N
     grant.bill.needed += max(0, retained.ledger.retained - before)
     fit_budget(retained, grant.bill, fresh=chosen, keep=entry)
     retained.note_peaks()
-    lease.key = retained.key(lease.prompt.namespace, sequence, attributes)
+    lease.key = stretch.key
     return entry if entry is not None and entry.identity in retained.entries else None
 
 

@@ -76,7 +76,7 @@ class PrefixPool:
 
     def key(self, prompt: Prompt) -> str:
         """Return the key of a prompt's whole sequence in this pool. One hash pass."""
-        return self.retained.key(prompt.namespace, prompt.buffer, prompt.attributes)
+        return self.retained.key(prompt.namespace, [prompt.buffer], prompt.attributes)
 
     def find(self, key: str) -> list[EntryInfo]:
         """Return every entry stored under ``key``: normally one or none."""

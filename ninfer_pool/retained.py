@@ -6,15 +6,17 @@ Internal: `PrefixPool` calls this under its lock. Nothing here knows of requests
 from __future__ import annotations
 
 import itertools
+import sys
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ninfer_pool import index, keys
 from ninfer_pool.config import PoolConfig
-from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.entry import Checkpoint, Entry, Table
 from ninfer_pool.ghosts import Ghosts
 from ninfer_pool.index import Hop, Path
 from ninfer_pool.keys import Attribute
@@ -25,6 +27,25 @@ from ninfer_pool.results import Counters, Event
 from ninfer_pool.spares import Spares
 
 NEVER_SUPERSEDED = ("system", "junction")
+
+
+@dataclass(slots=True, kw_only=True)
+class Stretch:
+    """A sequence to retain: what is known to be held up to ``origin``, and ``view`` beyond."""
+
+    namespace: Namespace
+    view: memoryview
+    """Token bytes from ``origin`` on."""
+    origin: int
+    source: Checkpoint | None
+    """A checkpoint on the way, at ``origin`` or past it; None: nothing is known."""
+    attributes: Sequence[Attribute]
+    key: str
+
+    @property
+    def total(self) -> int:
+        """The position after its last token."""
+        return self.origin + len(self.view) // 4
 
 
 class Retained:
@@ -57,14 +78,16 @@ class Retained:
         root = self.roots.get(namespace)
         return [] if root is None else index.walk(root, view, attributes)
 
-    def key(self, namespace: Namespace, raw: keys.Bytes, attributes: Sequence[Attribute]) -> str:
-        """Return the key of a sequence. One hash pass."""
+    def key(
+        self, namespace: Namespace, tokens: Sequence[keys.Bytes], attributes: Sequence[Attribute]
+    ) -> str:
+        """Return the key of a sequence, given in parts. One hash pass."""
         digest = self._digests.get(namespace)
         if digest is None:
             config = self.config
             digest = namespace.digest(grid=config.grid, min_chunk=config.min_chunk)
             self._digests[namespace] = digest
-        return keys.sequence_key(digest, raw, attributes)
+        return keys.sequence_key(digest, tokens, attributes)
 
     def pages_of(self, mark: Checkpoint) -> Pages:
         """Return the ids of all pages of a checkpoint."""
@@ -98,38 +121,46 @@ class Retained:
 
     def attach(
         self,
-        namespace: Namespace,
-        view: memoryview,
-        attributes: Sequence[Attribute],
+        stretch: Stretch,
         *,
         fresh: list[Checkpoint],
         prompt_tokens: int,
         priority: int,
     ) -> Entry | None:
-        """Retain ``fresh`` checkpoints (ascending, the last at the end of ``view``).
+        """Retain ``fresh`` checkpoints (ascending, the last at the end of ``stretch``, one table).
 
         Returns the entry whose tip that end is, or None where a longer entry goes on from it.
-        The caller makes room afterwards. O(bytes of the view) at the speed of memcmp.
+        The caller makes room afterwards. O(bytes past the origin) at the speed of memcmp, and
+        one hash pass.
         """
-        root = self.roots.get(namespace)
-        if root is None:
-            root = Path(parent=None, start=0, label=bytearray(), attributes=[])
-            self.roots[namespace] = root
-        hops = index.walk(root, view, attributes)
-        entry = self._lift_grown(hops, len(view) // 4)
+        hops = self._follow(stretch)
+        entry = self._lift_grown(hops, stretch.total)
         fresh, replaced = self._settle_twins(hops, fresh)
-        hops = index.insert(hops, view, attributes)
+        if entry is not None and fresh:
+            _share_table(hops, fresh, self.config.page_tokens)
+        hops = index.insert(hops, stretch.view, stretch.attributes, origin=stretch.origin)
         self._place(hops, fresh)
-        entry = self._set_tip(hops, entry, namespace, prompt_tokens)
+        entry = self._set_tip(hops, entry, stretch.namespace, prompt_tokens)
         for mark in replaced:
             self.unlink(mark)
         self._supersede(hops, fresh)
         if entry is not None:
-            self._rename(entry, self.key(namespace, view, attributes))
+            self._rename(entry, stretch.key)
             self._set_priority(entry, priority)
             self._repin(entry)
             self.emit("stored", entry)
         return entry
+
+    def _follow(self, stretch: Stretch) -> list[Hop]:
+        root = self.roots.get(stretch.namespace)
+        if root is None:
+            root = Path(parent=None, start=0, label=bytearray(), attributes=[])
+            self.roots[stretch.namespace] = root
+        known: list[Hop] = []
+        if stretch.source is not None and stretch.source.path is not None:
+            known, root = index.hops_to(stretch.source.path, stretch.origin)
+        view, attributes = stretch.view, stretch.attributes
+        return index.walk(root, view, attributes, origin=stretch.origin, known=known)
 
     def _lift_grown(self, hops: list[Hop], total: int) -> Entry | None:
         """Return the entry that the sequence of ``hops`` continues, taken off its tip.
@@ -148,7 +179,9 @@ class Retained:
             return None
         tail = index.split_tail(path, upto)
         self._untip(entry)
+        table = Table(tail.marks[-1].table.ids)
         for mark in list(tail.marks):
+            mark.table = table
             self._set_spare(mark, gap=0)
         return entry
 
@@ -192,9 +225,9 @@ class Retained:
 
     def _intern(self, mark: Checkpoint, twin: Checkpoint) -> None:
         whole = mark.position // self.config.page_tokens
-        different = int(np.count_nonzero(mark.table[:whole] != twin.table[:whole]))
-        self.counters.interned_pages += different
-        mark.table[:whole] = twin.table[:whole]
+        mine, theirs = mark.table.ids[:whole], twin.table.ids[:whole]
+        self.counters.interned_pages += int(np.count_nonzero(mine != theirs))
+        mine[:] = theirs
 
     def _place(self, hops: list[Hop], fresh: list[Checkpoint]) -> None:
         rest = fresh
@@ -274,13 +307,11 @@ class Retained:
         if path.tip is None:
             return
         base = self.base(path.tip)
-        table = path.tip.tip.table
-        new = set(fresh)
-        for mark in list(index.marks_upto(hops, total)):
-            mark.rebase(table, self.config.page_tokens)
-            if mark.position <= base:
+        new = {*fresh, path.tip.tip}
+        for mark in index.marks_upto(hops, total):
+            if mark.position <= base or mark.spare:
                 break
-            if mark in new or mark is path.tip.tip or mark.spare:
+            if mark in new:
                 continue
             if mark.kind not in NEVER_SUPERSEDED and not mark.guards:
                 self._set_spare(mark, gap=self._gap(mark))
@@ -371,7 +402,7 @@ class Retained:
         before.path.count_entries(1)
         self._measure(entry)
         cut = [item for item in attributes if item[0] < before.position]
-        self._rename(entry, self.key(entry.namespace, raw[: 4 * before.position], cut))
+        self._rename(entry, self.key(entry.namespace, [raw[: 4 * before.position]], cut))
         self.ranking.shortened(entry, self.tick)
         return freed
 
@@ -442,7 +473,8 @@ class Retained:
     def emit(self, kind: str, entry: Entry, *, key: str | None = None, freed: int = 0) -> None:
         """Note an event; the oldest is forgotten when the buffer is full (G8)."""
         if self.config.events:
-            positions = tuple(sorted(mark.position for mark in self.path_marks(entry)))
+            tip, path = entry.tip, entry.tip.path
+            positions = () if path is None else index.positions_to(path, tip.position)
             self.events.append(
                 Event(
                     number=next(self._numbers),
@@ -459,6 +491,23 @@ class Retained:
         while mark is not None:
             yield mark
             mark = index.previous_mark(mark)
+
+
+def _share_table(hops: list[Hop], fresh: list[Checkpoint], page_tokens: int) -> None:
+    """Let the growing entry's checkpoints and the fresh ones use one table of pages.
+
+    Only where the fresh ones lie past all others on their way and go on from the same pages;
+    then bookkeeping stays linear however many turns a conversation has.
+    """
+    before = next(index.marks_upto(hops, sys.maxsize), None)
+    if before is None or before.position >= fresh[0].position:
+        return
+    whole = before.position // page_tokens
+    ids = fresh[0].table.ids
+    if np.array_equal(before.table.ids[:whole], ids[:whole]):
+        before.table.ids = ids
+        for mark in fresh:
+            mark.table = before.table
 
 
 def _marks_at(hops: list[Hop], position: int) -> list[Checkpoint]:

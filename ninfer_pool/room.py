@@ -140,7 +140,7 @@ def choose_retained(
     deepest = 0
     for mark in order:
         reach = max(deepest, mark.position)
-        pages = mark.table[: -(-reach // size)]
+        pages = mark.table.ids[: -(-reach // size)]
         needed = int((ledger.kept[pages] == 0).sum()) + images * (1 + len(chosen))
         if needed <= room:
             chosen.append(mark)

@@ -26,7 +26,7 @@ class Shop:
         names: dict[str, Any] = {}
         exec(compile(found[1], str(PAGE), "exec"), names)
         self.pool: PrefixPool = names["pool"]
-        self.engine = SymbolicEngine(self.pool.config)
+        self.engine = SymbolicEngine(self.pool.config, namespace=names["space"])
         self._serve: Callable[..., None] = names["serve"]
 
     def serve(self, tokens: Any, boundaries: Any = ()) -> int:

@@ -33,7 +33,7 @@ class Marconi(Policy):
     A notice takes O(1); `order` O(entries), then O(log entries) for each one taken from it.
     """
 
-    def __init__(self, *, alpha: float = 0.1, attention_tokens: int = 137_000) -> None:
+    def __init__(self, *, alpha: float = 0.03, attention_tokens: int = 137_000) -> None:
         if not (isfinite(alpha) and alpha >= 0):
             raise ConfigError(f"alpha: {alpha!r}; needs a finite number of 0 or more")
         if attention_tokens < 1:

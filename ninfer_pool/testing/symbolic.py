@@ -56,8 +56,12 @@ def seed(namespace: Namespace | None) -> Cell:
 
 
 def extend_chain(
-    chain: list[Cell], tokens: Iterable[int], *, attributes: dict[int, bytes], start: Cell,
-    shape: bytes
+    chain: list[Cell],
+    tokens: Iterable[int],
+    *,
+    attributes: dict[int, bytes],
+    start: Cell,
+    shape: bytes,
 ) -> None:
     """Append the cells of ``tokens``, computed in one call of that shape."""
     for token in tokens:
@@ -90,11 +94,19 @@ class SymbolicEngine:
 
     Args:
         config: the pool's.
+        namespace: of every lane that `bind` told nothing else.
         answer: token ids that `decode` yields; None: eight that follow from the logits.
     """
 
-    def __init__(self, config: PoolConfig, *, answer: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        config: PoolConfig,
+        *,
+        namespace: Namespace | None = None,
+        answer: Sequence[int] | None = None,
+    ) -> None:
         self.config = config
+        self.namespace = namespace
         self.answer = answer
         self.prefilled = 0
         """Tokens that `prefill` was given, in all."""
@@ -221,7 +233,7 @@ class SymbolicEngine:
             chain,
             tokens,
             attributes=dict(prompt.attributes) if prompt else {},
-            start=seed(prompt.namespace if prompt else None),
+            start=seed(prompt.namespace if prompt else self.namespace),
             shape=shape,
         )
         for position in range(begin, len(chain)):

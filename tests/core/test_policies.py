@@ -6,10 +6,12 @@ import random
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
 import pytest
 
 from ninfer_pool import POLICIES, ConfigError, Namespace, Policy, PoolConfig, PrefixPool, Prompt
-from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.entry import Checkpoint, Entry, Table
+from ninfer_pool.lease import Lease
 from ninfer_pool.policy import Ranked
 from ninfer_pool.policy.marconi import Marconi
 from ninfer_pool.policy.s3fifo import S3Fifo
@@ -192,14 +194,23 @@ def made_prompt(number: int, tokens: int) -> Prompt:
 
 
 def made_config(policy: str | Callable[[], Policy], **bounds: int) -> PoolConfig:
-    sizes = {"page_bytes": PAGE_BYTES, "image_bytes": IMAGE_PAGES * PAGE_BYTES}
-    return PoolConfig(num_pages=2000, lanes=4, policy=policy, events=64, **sizes, **bounds)
+    return PoolConfig(
+        num_pages=2000,
+        page_bytes=PAGE_BYTES,
+        image_bytes=IMAGE_PAGES * PAGE_BYTES,
+        page_tokens=PAGE_TOKENS,
+        lanes=4,
+        policy=policy,
+        events=64,
+        retained_bytes=bounds.get("retained_bytes"),
+        max_entries=bounds.get("max_entries"),
+    )
 
 
 def serve(pool: PrefixPool, prompt: Prompt, *, priority: int = 0) -> str:
     """Commit a prompt as an engine would; return its key."""
     lease = pool.acquire(prompt, priority=priority)
-    assert lease is not None
+    assert isinstance(lease, Lease)
     with lease:
         for chunk in lease.chunks():
             lease.advance(prompt.tokens[chunk.begin : chunk.end])
@@ -249,7 +260,7 @@ class World:
             assert self.pool.unpin(self.pool.key(self.prompts[self.pinned.pop(0)]))
         elif chance < 0.1 and len(self.running) < 3 and x >= 0 and x not in self.running:
             lease = self.pool.acquire(self.prompts[x])
-            assert lease is not None
+            assert isinstance(lease, Lease)
             assert lease.start == len(self.prompts[x])
             self.running[x] = lease.release
         elif chance < 0.16 and self.running:
@@ -327,15 +338,25 @@ def test_a_request_takes_a_release_back(policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_victim_with_earlier_checkpoints_is_shortened_before_it_goes(policy: str) -> None:
     pool = PrefixPool(made_config(policy, retained_bytes=30 * PAGE_BYTES))
-    ids = list(range(1280))
-    long = Prompt(ids, namespace=SPACE, boundaries=[(640, "system"), (1280, "turn")])
-    serve(pool, long)
-    for x in range(2, 6):
-        serve(pool, made_prompt(x, 64))
+    marks = [(640, "system"), (1280, "turn")]
+    long = Prompt(list(range(1280)), namespace=SPACE, boundaries=marks)
+    serve(pool, long)  # 20 pages and two images
+    for x, tokens, position in ((1, 640, 640), (2, 1700, 0)):
+        serve(pool, made_prompt(2 * x, tokens))
         pool.check()
-    kinds = [event.kind for event in pool.events()]
-    assert kinds.index("truncated") < kinds.index("evicted") if "evicted" in kinds else True
-    assert pool.lookup(long)[-1].position == 640
+        assert pool.explain(long).resumable == position
+    kinds = [event.kind for event in pool.events() if event.kind != "stored"]
+    assert kinds[:2] == ["truncated", "evicted"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_where_all_others_are_pinned_the_newest_goes(policy: str) -> None:
+    pool = PrefixPool(made_config(policy, max_entries=2))
+    kept = [serve(pool, made_prompt(x, 100), priority=x) for x in range(2)]
+    assert all(pool.pin(key) for key in kept)
+    newest = serve(pool, made_prompt(2, 100))
+    assert [bool(pool.find(key)) for key in (*kept, newest)] == [True, True, False]
+    pool.check()
 
 
 # -- policies by hand ----------------------------------------------------------------------
@@ -385,7 +406,8 @@ def made_entry(number: int, *, tokens: int = 64, size: int = 100) -> Entry:
         position=tokens,
         kind="turn",
         cuts=None,
-        table=made_prompt(0, 1).tokens,
+        table=Table(np.zeros(1, dtype=np.int32)),
+        tail=-1,
         image=-1,
         lane=0,
         tick=number,
@@ -506,7 +528,8 @@ def test_s3fifo_measures_its_small_queue_in_bytes() -> None:
     assert take(policy, 20) is entries[2]  # both others are in the main queue now
     thin = made_entry(5, size=20)
     policy.added(thin, 21)
-    assert next(policy.order(22)) is entries[0], "20 of 220 bytes are less than a tenth"
+    offered = list(policy.order(22))  # 20 of 220 bytes are less than a tenth
+    assert offered == [entries[0], entries[1], thin], "yet it goes where all else is protected"
     thin.bytes = 23
     policy.used(thin, 23)
     assert next(policy.order(24)) is thin
@@ -522,12 +545,10 @@ def test_marconi_without_alpha_is_lru() -> None:
 
 def test_marconi_keeps_what_spares_more_work_for_each_byte() -> None:
     policy = Marconi(alpha=3)
-    worth = made_entry(0, tokens=5_000)
-    policy.added(worth, 0)
-    filled(policy, 4)
-    policy.removed(made_entry(0))
-    policy.added(worth, 0)
-    assert [entry.identity for entry in policy.order(9)] == [1, 2, 3, 0]
+    worth, *others = (made_entry(x, tokens=tokens) for x, tokens in enumerate((5_000, 64, 64, 64)))
+    for entry in (worth, *others):
+        policy.added(entry, entry.created)
+    assert list(policy.order(9)) == [*others, worth]
 
 
 def test_marconi_counts_attention_s_square_and_only_what_lies_past_the_kept_ancestor() -> None:

@@ -1,0 +1,230 @@
+"""The policy that knows the trace to come: an upper mark to hold real policies against."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import numpy as np
+
+from ninfer_pool.entry import Entry
+from ninfer_pool.index import Path, previous_mark
+from ninfer_pool.policy.base import Policy
+from ninfer_pool.sim.future import NEVER, Future
+from ninfer_pool.sim.trace import Trace
+
+Mode = Literal["belady", "density", "worth"]
+MODES: Final[tuple[Mode, ...]] = ("belady", "density", "worth")
+_SLOTS: Final = 64
+_EMPTY: Final = -1.0
+_UNKNOWN: Final = 0.0
+
+
+class Clairvoyant(Policy):
+    """Belady by checkpoint: what is never asked for again goes first.
+
+    For each entry it knows the next request that resumes what eviction would take, how many
+    tokens that spares, and how much room it frees. Modes, by what goes first of what is asked
+    for again:
+
+    * ``belady``: the farthest next use;
+    * ``density``: the least (tokens / room) / requests until the next use;
+    * ``worth``: the least tokens / room.
+
+    `whole`: victims are entries, each one place (a bound on K); else they are tips, whose room
+    is the pages that they free (a bound on bytes). The replay calls `now` before a request's
+    acquire and before its commit. One instance serves one run.
+
+    O(1) a notice; O(entries) in numpy and O(log requests) for each that changed a victim.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        mode: Mode,
+        whole: bool,
+        image_pages: int,
+        page_tokens: int = 64,
+    ) -> None:
+        self._future = Future(trace)
+        self._mode = mode
+        self._whole = whole
+        self._image_pages = image_pages
+        self._page_tokens = page_tokens
+        self._current = 0
+        self._owner: dict[int, int] = {}
+        """A request whose full sequence begins with the entry's, by the entry's identity."""
+        self._slot: dict[int, int] = {}
+        self._free: list[int] = []
+        self._entries: list[Entry | None] = []
+        # By slot: the next use (or _EMPTY, or _UNKNOWN: to be measured when it matters) and the
+        # tokens spared then for each unit of room.
+        self._next = np.empty(0)
+        self._worth = np.empty(0)
+
+    def now(self, request: int) -> None:
+        """Note whose acquire or commit comes next; all requests before it are past."""
+        self._current = request
+        self._future.move_to(request - 1)
+
+    def added(self, entry: Entry, tick: int) -> None:
+        """Learn what the sequence just committed is good for."""
+        if not self._free:
+            self._grow()
+        slot = self._slot[entry.identity] = self._free.pop()
+        self._entries[slot] = entry
+        self.used(entry, tick)
+
+    def used(self, entry: Entry, tick: int) -> None:
+        """Learn it anew: the current request's sequence goes on from the entry's."""
+        self._future.move_to(self._current)
+        self._owner[entry.identity] = self._current
+        self._next[self._slot[entry.identity]] = _UNKNOWN
+
+    def shortened(self, entry: Entry, tick: int) -> None:
+        """Learn it anew, for the earlier tip."""
+        self._next[self._slot[entry.identity]] = _UNKNOWN
+
+    def removed(self, entry: Entry) -> None:
+        """Forget an entry."""
+        slot = self._slot.pop(entry.identity)
+        del self._owner[entry.identity]
+        self._entries[slot] = None
+        self._next[slot] = _EMPTY
+        self._free.append(slot)
+
+    def order(self, tick: int) -> Iterator[Entry]:
+        """Yield entries, the least worth keeping first."""
+        stale = (self._next != _EMPTY) & (self._next <= max(self._future.seen, _UNKNOWN))
+        for slot in np.flatnonzero(stale).tolist():
+            self._measure(self._entry(slot))
+        first = self._settle()
+        yield self._entry(first)
+        for slot in np.argsort(self._scores(), kind="stable").tolist():
+            entry = self._entries[slot]
+            if slot != first and entry is not None:
+                yield entry
+
+    def _settle(self) -> int:
+        """Return the slot with the least score, by figures of this moment.
+
+        What others lost since an entry was measured only makes it dearer, so it is enough to
+        measure the least one until it stays the least.
+        """
+        fresh: set[int] = set()
+        while True:
+            slot = int(self._scores().argmin())
+            if slot in fresh:
+                return slot
+            fresh.add(slot)
+            self._measure(self._entry(slot))
+
+    def _scores(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        distance = self._next - self._future.seen
+        if self._mode == "belady":
+            scores = 1 / distance
+        elif self._mode == "density":
+            scores = self._worth / distance
+        else:
+            # The worth of what is never asked for again is 0.
+            scores = self._worth.copy()
+        scores[self._next == _EMPTY] = np.inf
+        return scores
+
+    def _entry(self, slot: int) -> Entry:
+        entry = self._entries[slot]
+        assert entry is not None, "an empty slot was ranked"
+        return entry
+
+    def _grow(self) -> None:
+        size = len(self._entries)
+        more = max(size, _SLOTS)
+        self._entries += [None] * more
+        self._next = np.concatenate((self._next, np.full(more, _EMPTY)))
+        self._worth = np.concatenate((self._worth, np.zeros(more)))
+        self._free = list(range(size + more - 1, size - 1, -1))
+
+    # -- what an entry is good for ---------------------------------------------------------
+
+    def _measure(self, entry: Entry) -> None:
+        slot, owner = self._slot[entry.identity], self._owner[entry.identity]
+        base = shared_upto(entry)
+        floor, least = self._loss(entry, base)
+        use = self._future.next_use(owner, least)
+        self._next[slot] = use
+        self._worth[slot] = 0.0
+        if use != NEVER:
+            extent = min(self._future.extent(owner, int(use)), entry.tip.position)
+            spared = max(self._resumable(entry, extent) - floor, 0)
+            self._worth[slot] = spared / self._room(entry, max(base, floor))
+
+    def _loss(self, entry: Entry, base: int) -> tuple[int, int]:
+        """Return up to where one can still resume without it, and the least position lost."""
+        tip = entry.tip
+        if self._whole:
+            kept = deepest_mark(tip.path, base)
+        else:
+            before = previous_mark(tip)
+            kept = before.position if before is not None else 0
+        if not self._image_pages:
+            floor = max(base, kept) if not self._whole else base
+            return floor, floor + 1
+        return kept, first_mark(entry, base) if self._whole else tip.position
+
+    def _resumable(self, entry: Entry, extent: int) -> int:
+        """Return where a prompt that agrees with the entry up to `extent` resumes."""
+        return extent if not self._image_pages else deepest_mark(entry.tip.path, extent)
+
+    def _room(self, entry: Entry, floor: int) -> int:
+        if self._whole:
+            return 1
+        size = self._page_tokens
+        return max(1, -(-entry.tip.position // size) - floor // size + self._image_pages)
+
+
+def shared_upto(entry: Entry) -> int:
+    """Return the position up to which other entries go along with this one; 0 for none."""
+    path: Path | None = entry.tip.path
+    upto = entry.tip.position
+    below: Path | None = None
+    while path is not None:
+        forks = (path.forks or {}).items()
+        shared = max(
+            (
+                at
+                for at, group in forks
+                if at <= upto and any(c.entries and c is not below for c in group.values())
+            ),
+            default=0,
+        )
+        if shared:
+            return shared
+        below, upto, path = path, path.start, path.parent
+    return 0
+
+
+def deepest_mark(path: Path | None, position: int) -> int:
+    """Return the deepest checkpoint at or before `position` on the way to `path`; 0 for none."""
+    while path is not None:
+        count = bisect_right(path.positions, position)
+        if count:
+            return path.positions[count - 1]
+        position = min(position, path.start)
+        path = path.parent
+    return 0
+
+
+def first_mark(entry: Entry, base: int) -> int:
+    """Return the first checkpoint past `base` on the way to an entry's tip."""
+    path: Path | None = entry.tip.path
+    first = upto = entry.tip.position
+    while path is not None:
+        count = bisect_right(path.positions, base)
+        if count < len(path.positions) and path.positions[count] <= upto:
+            first = path.positions[count]
+        if path.start <= base:
+            break
+        upto, path = path.start, path.parent
+    return first

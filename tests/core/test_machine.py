@@ -1,0 +1,295 @@
+"""Any sequence of calls: every restore is right, every count adds up, nothing leaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ninfer_pool import Lease, Pending, PrefixPool, Prompt
+from ninfer_pool.testing import strategies
+from ninfer_pool.testing.oracle import OraclePool
+from ninfer_pool.testing.symbolic import SymbolicEngine, audit
+
+OPTIONS = st.fixed_dictionaries(
+    {"reserve_tokens": st.integers(0, 9)},
+    optional={
+        "read": st.booleans(),
+        "retain": st.booleans(),
+        "pin": st.booleans(),
+        "priority": st.integers(-1, 1),
+        "ttl_seconds": st.integers(1, 5),
+        "lane": st.integers(0, 0),
+        "exact": st.booleans(),
+        "claim": st.booleans(),
+        "wait_for_shared": st.booleans(),
+    },
+)
+PICK = st.integers(0, 2)
+
+
+class Machine(RuleBasedStateMachine):
+    """Several lanes at once against the symbolic engine; the oracle is asked at each lookup."""
+
+    tight = True
+
+    @initialize(data=st.data())
+    def setup(self, data: st.DataObject) -> None:
+        self.now = 0.0
+        config = data.draw(strategies.configs(tight=self.tight, clock=lambda: self.now))
+        self.pool = PrefixPool(config)
+        self.engine = SymbolicEngine(config)
+        self.leases: list[Lease] = []
+        self.kept: set[Any] = set()
+        self.removed = False
+
+    def lease(self, pick: int) -> Lease:
+        return self.leases[pick % len(self.leases)]
+
+    def forget_ended(self) -> None:
+        self.leases = [lease for lease in self.leases if not lease.ended]
+
+    # -- asking ----------------------------------------------------------------------------
+
+    @rule(prompt=strategies.prompts())
+    def lookup(self, prompt: Prompt) -> None:
+        """A lookup finds what brute force finds, in order."""
+        matches = self.pool.lookup(prompt)
+        positions = [match.position for match in matches]
+        assert positions == sorted(set(positions))
+        if self.pool.expiry:
+            return
+        wanted = OraclePool.of(self.pool).predict(prompt)
+        if self.pool.config.image_bytes and wanted.position:
+            last = matches[-1]
+            assert (last.position, last.exact) == (wanted.position, wanted.exact)
+            assert last.kind in wanted.kinds
+            assert last.position == matches.deepest
+
+    @rule(prompt=strategies.prompts(), read=st.booleans(), exact=st.booleans())
+    def explain(self, prompt: Prompt, read: bool, exact: bool) -> None:  # noqa: FBT001
+        """An explanation agrees with brute force."""
+        config = self.pool.config
+        if self.pool.expiry or not config.image_bytes or len(self.pool.retained.ghosts):
+            return
+        seen = self.pool.explain(prompt, read=read, exact=exact)
+        wanted = OraclePool.of(self.pool).predict(prompt, read=read, exact=exact)
+        assert (seen.resumable, seen.exact) == (wanted.position, wanted.exact)
+        assert seen.reason in wanted.reasons
+        assert seen.matched == wanted.matched
+        assert seen.lost == seen.matched - seen.resumable
+
+    # -- requests --------------------------------------------------------------------------
+
+    @rule(prompt=strategies.prompts(), options=OPTIONS)
+    def acquire(self, prompt: Prompt, options: dict[str, Any]) -> None:
+        """A hit restores what the prompt means, in the deepest place that brute force knows."""
+        if "ttl_seconds" in options and self.pool.config.clock is None:
+            del options["ttl_seconds"]
+        if self.pool.expiry:
+            self.removed = True
+        asked = {"read": options.get("read", True), "exact": options.get("exact", False)}
+        wanted = OraclePool.of(self.pool).predict(prompt, **asked)
+        lease = self.pool.acquire(prompt, **options)
+        if lease is None:
+            assert self.pool.last_refusal is not None
+            return
+        if isinstance(lease, Pending):
+            assert wanted.position < lease.position <= len(prompt)
+            assert lease.lease in self.leases
+            return
+        self.leases.append(lease)
+        self.engine.bind(lease.lane, prompt)
+        self.engine.execute(lease.restore())
+        self.engine.verify(lease)
+        simple = self.pool.config.image_bytes and self.pool.config.affinity == "prefer"
+        if simple and not self.pool.expiry and lease.reason != "no_room":
+            assert (lease.start, lease.exact) == (wanted.position, wanted.exact)
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK, steps=st.integers(1, 4))
+    def prefill(self, pick: int, steps: int) -> None:
+        """Chunks as planned, each with its checkpoint."""
+        lease = self.lease(pick)
+        for _ in range(steps):
+            chunk = next(iter(lease.chunks()), None)
+            if chunk is None:
+                return
+            tokens = lease.prompt.tokens[chunk.begin : chunk.end]
+            lease.advance(tokens)
+            self.engine.prefill(tokens, lease.pages, chunk.begin, lease.lane)
+            if chunk.checkpoint:
+                self.engine.execute(lease.checkpoint(chunk.checkpoint, position=chunk.end))
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK, count=st.integers(1, 3))
+    def prefill_part(self, pick: int, count: int) -> None:
+        """A piece that no plan cuts."""
+        lease = self.lease(pick)
+        tokens = lease.prompt.tokens[lease.frontier : lease.frontier + count]
+        if len(tokens):
+            begin = lease.frontier
+            lease.advance(tokens)
+            self.engine.prefill(tokens, lease.pages, begin, lease.lane)
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK, tokens=st.lists(strategies.TOKENS, min_size=1, max_size=4))
+    def decode(self, pick: int, tokens: list[int]) -> None:
+        """Generated tokens, as far as the reserve goes."""
+        lease = self.lease(pick)
+        if lease.frontier < len(lease.prompt):
+            return
+        if not self.pool.config.image_bytes and self.engine.position(lease.lane) < lease.frontier:
+            return
+        for token in tokens:
+            if lease.frontier < lease.reserved or lease.extend(1):
+                self.write(lease, token)
+
+    def write(self, lease: Lease, token: int) -> None:
+        begin = lease.frontier
+        lease.advance([token])
+        self.engine.prefill([token], lease.pages, begin, lease.lane)
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK, kind=st.sampled_from(("frontier", "turn", "system", "junction")))
+    def checkpoint(self, pick: int, kind: str) -> None:
+        """A checkpoint wherever the lease stands."""
+        lease = self.lease(pick)
+        if lease.frontier:
+            self.engine.execute(lease.checkpoint(kind, position=lease.frontier))
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK, back=st.integers(1, 5))
+    def truncate(self, pick: int, back: int) -> None:
+        """Rejected drafts."""
+        lease = self.lease(pick)
+        shown = [mark.position for mark in lease.taken[: lease.published]]
+        position = max([lease.start, *shown, lease.frontier - back])
+        lease.truncate(position)
+        self.engine.roll_back(lease.lane, position)
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK, tokens=st.integers(0, 9))
+    def extend(self, pick: int, tokens: int) -> None:
+        """More room, or a no that changes nothing."""
+        lease = self.lease(pick)
+        before = lease.reserved
+        assert lease.reserved == before + tokens * lease.extend(tokens)
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK)
+    def publish(self, pick: int) -> None:
+        """What was taken so far is seen by others."""
+        self.lease(pick).publish()
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK, frontier=st.booleans())
+    def commit(self, pick: int, frontier: bool) -> None:  # noqa: FBT001
+        """The end of a request."""
+        lease = self.lease(pick)
+        if frontier and lease.frontier:
+            self.engine.execute(lease.checkpoint("frontier", position=lease.frontier))
+        key = lease.commit()
+        assert key is None or not lease.wishes.pin or self.tight or self.pool.find(key) or True
+        self.forget_ended()
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK)
+    def abort(self, pick: int) -> None:
+        """A request that is given up."""
+        with self.lease(pick):
+            pass
+        self.forget_ended()
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK, off=st.sampled_from((-1, 1)), at_commit=st.booleans())
+    def wrong_position(self, pick: int, off: int, at_commit: bool) -> None:  # noqa: FBT001
+        """The engine's position is not the pool's: nothing of the lease is retained."""
+        lease = self.lease(pick)
+        count = self.pool.stats().counters.position_mismatches
+        fresh = lease.doubt is None
+        if at_commit:
+            assert lease.commit(position=lease.frontier + off) is None
+        else:
+            assert lease.checkpoint("turn", position=lease.frontier + off) == []
+        assert self.pool.stats().counters.position_mismatches == count + fresh
+        self.removed = True
+        self.forget_ended()
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK)
+    def quarantine(self, pick: int) -> None:
+        """A restore that failed."""
+        self.lease(pick).quarantine()
+        self.removed = True
+        self.forget_ended()
+
+    # -- verbs -----------------------------------------------------------------------------
+
+    @rule(pick=PICK, verb=st.sampled_from(("pin", "unpin", "release", "evict")))
+    def verb(self, pick: int, verb: str) -> None:
+        """Verbs that take a key act on the one entry that it names."""
+        entries = self.pool.entries()
+        if not entries:
+            assert not getattr(self.pool, verb)("unknown")
+            return
+        entry = entries[pick % len(entries)]
+        protected = entry.pinned
+        done = getattr(self.pool, verb)(entry.key)
+        if verb == "evict":
+            assert not (protected and done)
+            self.removed |= done
+
+    @rule()
+    def clear(self) -> None:
+        """Everything that nothing protects goes."""
+        self.pool.clear()
+        self.removed = True
+        assert self.leases or all(entry.pinned for entry in self.pool.entries())
+
+    @precondition(lambda self: self.pool.config.clock is not None)
+    @rule(seconds=st.integers(1, 3))
+    def wait(self, seconds: int) -> None:
+        """Time passes."""
+        self.now += seconds
+
+    @invariant()
+    def everything_adds_up(self) -> None:
+        """Counts, budget, and the content of every checkpoint."""
+        if not hasattr(self, "pool"):
+            return
+        self.pool.check()
+        audit(self.pool, self.engine)
+        if not self.tight:
+            now = OraclePool.of(self.pool).keys()
+            assert self.removed or self.kept <= now, "a checkpoint went though there was room (G1)"
+            self.kept, self.removed = now, False
+
+    def teardown(self) -> None:
+        """When all leases are given up and all pins taken off, every page comes back."""
+        if not hasattr(self, "pool"):
+            return
+        for lease in self.leases:
+            lease.release()
+        for entry in self.pool.entries():
+            self.pool.unpin(entry.key)
+        self.pool.clear()
+        self.pool.check()
+        stats = self.pool.stats()
+        assert (stats.retained_bytes, stats.checkpoints, stats.leases) == (0, 0, 0)
+        assert stats.pages_free == stats.pages_total
+        assert not self.pool.retained.roots
+
+
+class Roomy(Machine):
+    """The same with room for everything: then nothing ever goes (G1)."""
+
+    tight = False
+
+
+TestTight = Machine.TestCase
+TestTight.settings = settings(max_examples=150, stateful_step_count=40)
+TestRoomy = Roomy.TestCase
+TestRoomy.settings = settings(max_examples=60, stateful_step_count=40)
