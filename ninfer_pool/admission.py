@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,24 +53,21 @@ def search(
 
 
 def admit(
-    retained: Retained, request: Request, lane: int, claims: set[Checkpoint]
+    retained: Retained, request: Request, lane: int
 ) -> Grant | Refusal:
     """Take the pages that the request needs, or say why not, with nothing changed.
 
     A resume that does not fit beside what it resumes from is replanned to a cold start.
     """
-    for found in _plans(request.found):
+    found = request.found
+    demand = _demand(retained, request, found)
+    if demand.pages > demand.freeable and found.mark is not None:
+        found = Found(hops=found.hops, matched=found.matched)
         demand = _demand(retained, request, found)
-        if demand.pages <= demand.freeable:
-            return _take(retained, request, found, demand, lane, claims)
-    needed, freeable = demand.pages, demand.freeable
-    size = retained.config.page_bytes
-    return Refusal("no_room", needed * size, freeable * size)
-
-
-def _plans(found: Found) -> list[Found]:
-    cold = Found(hops=found.hops, matched=found.matched)
-    return [cold] if found.mark is None else [found, cold]
+    if demand.pages > demand.freeable:
+        size = retained.config.page_bytes
+        return Refusal("no_room", demand.pages * size, demand.freeable * size)
+    return _take(retained, request, found, demand, lane)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,7 +92,7 @@ def _demand(retained: Retained, request: Request, found: Found) -> _Demand:
             cuts=request.cuts,
             grid=config.grid,
             worth=worth_tokens(config.image_pages, config.page_tokens),
-            end_logits=config.end_logits,
+            end_logits=config.end_logits or not config.image_bytes,
             junctions=_junctions(found),
             exact=request.wishes.exact,
         )
@@ -108,8 +106,11 @@ def _demand(retained: Retained, request: Request, found: Found) -> _Demand:
 
 
 def worth_tokens(image_pages: int, page_tokens: int) -> int:
-    """Tokens that an optional checkpoint must spare to be worth its image: a tenth of its size."""
-    return max(1, image_pages * page_tokens // 10)
+    """Tokens that an optional checkpoint must spare to be worth its image: a tenth of its size.
+
+    Plain attention resumes at any token: no optional checkpoint is worth anything.
+    """
+    return max(1, image_pages * page_tokens // 10) if image_pages else sys.maxsize
 
 
 def _junctions(found: Found) -> list[int]:
@@ -130,7 +131,6 @@ def _take(
     found: Found,
     demand: _Demand,
     lane: int,
-    claims: set[Checkpoint],
 ) -> Grant:
     ledger, config = retained.ledger, retained.config
     source = found.mark
@@ -150,7 +150,7 @@ def _take(
     bill.needed += total if ledger.retained < before else 0
     own = ledger.take(total)
     table = np.concatenate((shared, own[: demand.pages]))
-    copies, claimed = _copies(retained, found, table, request.wishes, claims)
+    copies, claimed = _copies(retained, found, table, request.wishes)
     retained.counters.peak_used_pages = max(
         retained.counters.peak_used_pages, ledger.total - ledger.free
     )
@@ -189,29 +189,28 @@ def _final(request: Request, found: Found) -> Explanation:
 
 
 def _copies(
-    retained: Retained, found: Found, table: Pages, wishes: Wishes, claims: set[Checkpoint]
+    retained: Retained, found: Found, table: Pages, wishes: Wishes
 ) -> tuple[list[CopyPage], bool]:
     """Return the copy of a partly filled last page that the lease goes on writing, if any.
 
-    With a claim the page is continued in place, where nothing lies past the checkpoint on it.
+    With a claim the page is continued in place, where nothing retained lies past the checkpoint
+    on it and no other lease reads or writes it.
     """
     source, size = found.mark, retained.config.page_tokens
     whole, rest = divmod(found.position, size)
     if source is None:
         return [], False
-    claimed = wishes.claim and found.position == source.position and _is_last(source)
-    if claimed and source not in claims:
-        claims.add(source)
+    last = int(source.kv_pages(size)[whole]) if rest else -1
+    alone = not rest or retained.ledger.leased[last] == 1
+    if wishes.claim and alone and found.position == source.position and _is_last(source):
         if rest:
-            table[whole] = source.kv_pages(size)[whole]
+            table[whole] = last
         return [], True
-    if not rest:
-        return [], False
-    return [CopyPage(int(source.kv_pages(size)[whole]), int(table[whole]))], False
+    return [CopyPage(last, int(table[whole]))] if rest else [], False
 
 
 def _is_last(mark: Checkpoint) -> bool:
-    path = mark.path
+    path = mark.where
     return path.positions[-1] == mark.position and not any(
         child.start >= mark.position for child in path.children()
     )

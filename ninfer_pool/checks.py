@@ -21,6 +21,8 @@ def check_pool(retained: Retained, leases: list[Lease]) -> None:
     assert len(marks) == retained.checkpoints, "checkpoints miscounted"
     _check_counts(retained, marks, leases)
     _check_entries(retained)
+    live = {mark for entry in retained.entries.values() for mark in retained.path_marks(entry)}
+    assert all(mark.spare or mark in live for mark in marks), "a checkpoint that nothing can evict"
     spares = {mark for mark in marks if mark.spare}
     assert spares == set(retained.spares), "superseded checkpoints and their order disagree"
     limit = retained.config.retained_pages
@@ -47,7 +49,8 @@ def _check_tree(root: Path) -> list[Checkpoint]:
         for position, group in (path.forks or {}).items():
             assert path.start <= position <= path.end and group, "fork off its path"
             for key, child in group.items():
-                assert child.parent is path and child.key == key, "fork under a wrong key"
+                assert child.parent is path, "fork of another path"
+                assert child.key == key, "fork under a wrong key"
                 assert child.start == position, "fork at a wrong position"
         found += path.marks
     return found
@@ -83,7 +86,8 @@ def _check_entries(retained: Retained) -> None:
     for identity, entry in retained.entries.items():
         assert entry.identity == identity, "entry under a wrong number"
         path = entry.tip.path
-        assert path is not None and path.tip is entry, "a tip that its path does not know"
+        assert path is not None, "a tip that is not indexed"
+        assert path.tip is entry, "a tip that its path does not know"
         assert not entry.tip.spare, "a superseded tip"
         assert retained.keys[entry.key][identity] is entry, "entry under a wrong key"
         deeper = [c for c in path.children() if c.start >= entry.tip.position and c.entries]

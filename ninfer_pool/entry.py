@@ -83,6 +83,12 @@ class Checkpoint:
         self.path = None
         """Where it is indexed; None before and after."""
 
+    @property
+    def where(self) -> Path:
+        """Where it is indexed, while it is."""
+        assert self.path is not None
+        return self.path
+
     def __repr__(self) -> str:
         return f"Checkpoint({self.kind} at {self.position})"
 
@@ -171,7 +177,8 @@ class Entry:
         return self.tip.position
 
     def consume(self, tick: int) -> None:
-        """Note that a commit at ``tick`` used it."""
-        self.gap = tick - self.used
-        self.used = tick
-        self.hits += 1
+        """Note that the commit at ``tick`` used it; once a commit."""
+        if self.used != tick:
+            self.gap = tick - self.used
+            self.used = tick
+            self.hits += 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ninfer_pool import keys
+from ninfer_pool.keys import Attribute
 from ninfer_pool.namespace import Namespace
 
 TAIL = 64
@@ -17,12 +19,20 @@ class Ghost(NamedTuple):
 
     position: int
     cause: str
-    """``evicted`` or ``quarantined``."""
+    """``evicted``, ``quarantined`` or ``expired``."""
     tick: int
-    digest: bytes
+    """When it went, in commits."""
+    used: int
+    """When it was last used."""
+    digest: str
 
 
 _Name = tuple[Namespace, int, bytes]
+
+
+def _digest(raw: keys.Bytes, attributes: Sequence[Attribute]) -> str:
+    count = memoryview(raw).nbytes // 4
+    return keys.sequence_key(b"", [raw], [item for item in attributes if item[0] < count])
 
 
 class Ghosts:
@@ -41,7 +51,16 @@ class Ghosts:
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(self, namespace: Namespace, raw: bytes, *, cause: str, tick: int) -> None:
+    def add(
+        self,
+        namespace: Namespace,
+        raw: bytes,
+        attributes: Sequence[Attribute],
+        *,
+        cause: str,
+        tick: int,
+        used: int,
+    ) -> None:
         """Remember that the checkpoint after the token bytes ``raw`` is gone. One hash pass."""
         if not self._capacity:
             return
@@ -49,7 +68,7 @@ class Ghosts:
         name = (namespace, position, raw[-TAIL:])
         if self._found.pop(name, None) is None:
             self._counts[position] = self._counts.get(position, 0) + 1
-        self._found[name] = Ghost(position, cause, tick, keys.xxh3_128(raw))
+        self._found[name] = Ghost(position, cause, tick, used, _digest(raw, attributes))
         if len(self._found) > self._capacity:
             self._forget(self._found.popitem(last=False)[0])
 
@@ -60,7 +79,13 @@ class Ghosts:
             del self._counts[position]
 
     def deepest(
-        self, namespace: Namespace, view: memoryview, *, above: int, limit: int
+        self,
+        namespace: Namespace,
+        view: memoryview,
+        attributes: Sequence[Attribute],
+        *,
+        above: int,
+        limit: int,
     ) -> Ghost | None:
         """Return the deepest ghost in ``(above, limit]`` on the way of ``view``, or None.
 
@@ -70,17 +95,9 @@ class Ghosts:
         for position in sorted(inside, reverse=True):
             tail = view[max(0, 4 * position - TAIL) : 4 * position].tobytes()
             ghost = self._found.get((namespace, position, tail))
-            if ghost is not None and ghost.digest == keys.xxh3_128(view[: 4 * position]):
+            if ghost is not None and ghost.digest == _digest(view[: 4 * position], attributes):
                 return ghost
         return None
-
-    def discard(self, namespace: Namespace, raw: memoryview) -> None:
-        """Forget the ghost at the end of ``raw``: it is retained again."""
-        position = len(raw) // 4
-        if position in self._counts:
-            name = (namespace, position, raw[-TAIL:].tobytes())
-            if self._found.pop(name, None) is not None:
-                self._forget(name)
 
     def clear(self) -> None:
         """Forget everything."""

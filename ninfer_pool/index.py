@@ -243,7 +243,7 @@ def _position(mark: Checkpoint) -> int:
 
 def remove_mark(mark: Checkpoint) -> None:
     """Take a mark off its path; the path's tokens stay until `prune`. O(marks of the path)."""
-    path = mark.path
+    path = mark.where
     at = path.marks.index(mark, bisect_left(path.positions, mark.position))
     path.marks = path.marks[:at] + path.marks[at + 1 :]
     path.positions = path.positions[:at] + path.positions[at + 1 :]
@@ -369,8 +369,7 @@ def _join(path: Path) -> None:
 
 def previous_mark(mark: Checkpoint) -> Checkpoint | None:
     """Return the next mark towards the root, or None. O(log marks) and O(1) a hop."""
-    path: Path | None = mark.path
-    assert path is not None
+    path: Path | None = mark.where
     at = path.marks.index(mark, bisect_left(path.positions, mark.position)) - 1
     while at < 0:
         start = path.start

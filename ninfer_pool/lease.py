@@ -170,6 +170,19 @@ class Lease:
     # -- what the life cycle asks ----------------------------------------------------------
 
     @property
+    def essential(self) -> int:
+        """The position without which the same prompt asked again would not hit (G3)."""
+        end = len(self._prompt)
+        planned = [position for position, _ in self.grant.captures]
+        return end if self._pool.config.end_logits or end - 1 not in planned else end - 1
+
+    @property
+    def essential_ahead(self) -> bool:
+        """The essential checkpoint is still to come: one image stays reserved for it."""
+        planned = [position for position, _ in self.grant.captures]
+        return self.frontier < self.essential and self.essential in planned
+
+    @property
     def unpublished(self) -> list[Checkpoint]:
         """Checkpoints taken that nobody else can see yet."""
         return self.taken[self.published :]
@@ -303,7 +316,8 @@ class Lease:
     def _make(self, kind: str, pages: Pages) -> Checkpoint:
         position, cuts = self.frontier, self.grant.cuts
         size = self._pool.config.page_tokens
-        on_cut = position % self._pool.config.grid == 0 or position in cuts
+        config = self._pool.config
+        on_cut = not config.image_bytes or position % config.grid == 0 or position in cuts
         exact = self._canonical and on_cut and position <= len(self._prompt)
         return Checkpoint(
             position=position,

@@ -6,7 +6,7 @@ Internal: called by `Lease` with the pool's lock held.
 from __future__ import annotations
 
 from heapq import heappush
-from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,7 +52,7 @@ def capture(pool: PrefixPool, lease: Lease) -> Pages | None:
     grant, count = lease.grant, pool.config.image_pages
     if not count:
         return np.empty(0, dtype=np.int32)
-    if not grant.spare:
+    if len(grant.spare) <= lease.essential_ahead:
         if pool.retained.ledger.free < count:
             counters.captures_skipped += 1
             counters.skipped_no_room += 1
@@ -66,12 +66,14 @@ def capture(pool: PrefixPool, lease: Lease) -> Pages | None:
 
 def distrust(pool: PrefixPool, lease: Lease, why: str) -> None:
     """The engine's position is not the pool's: retain nothing of this lease, offer its source
-    no more, count it (G5)."""
+    and what it has published no more, count it (G5)."""
     if lease.doubt is None:
         lease.doubt = why
         pool.retained.counters.position_mismatches += 1
         pool.last_refusal = Refusal("position_mismatch", 0, pool.freeable_bytes)
         _quarantine_source(pool, lease)
+        for mark in lease.taken[: lease.published]:
+            _quarantine(pool, mark)
 
 
 def publish(pool: PrefixPool, lease: Lease) -> None:
@@ -89,32 +91,54 @@ def commit(pool: PrefixPool, lease: Lease, position: int | None) -> str | None:
     if lease.doubt is not None:
         end(pool, lease)
         return None
+    pool.note_miss(lease.explanation)
     retained.tick += 1
     retained.counters.committed += 1
-    entry = None
     if source is not None:
-        _touch(pool, source)
+        revived = _touch(pool, source, lease)
         _release_source(pool, lease)
+        fit_budget(retained, lease.grant.bill, fresh=[], keep=revived)
     if lease.unpublished:
-        entry = _store(pool, lease, lease.unpublished, source)
-    if entry is not None and lease.wishes.pin:
-        pool.pin_entry(entry)
-    end(pool, lease)
+        _store(pool, lease, lease.unpublished, source)
+    _name_full_hit(pool, lease, source)
+    for entry in retained.keys.get(lease.key or "", {}).values():
+        if lease.wishes.pin:
+            pool.pin_entry(entry)
+    end(pool, lease, committed=True)
     return lease.key
 
 
-def _touch(pool: PrefixPool, source: Checkpoint) -> None:
-    """Only the consumed checkpoint becomes recent, none that was merely passed."""
+def _name_full_hit(pool: PrefixPool, lease: Lease, source: Checkpoint | None) -> None:
+    """What was resumed and not gone past is what the commit retains."""
+    kept = source is not None and source.path is not None and lease.wishes.retain
+    if lease.key is None and kept and lease.frontier == lease.start:
+        lease.key = _key(pool, lease, lease.start)
+
+
+def _key(pool: PrefixPool, lease: Lease, position: int) -> str:
+    namespace = lease.prompt.namespace
+    attributes = [item for item in lease.prompt.attributes if item[0] < position]
+    return pool.retained.key(namespace, lease.parts(0, position), attributes)
+
+
+def _touch(pool: PrefixPool, source: Checkpoint, lease: Lease) -> Entry | None:
+    """Only the consumed checkpoint becomes recent, none that was merely passed.
+
+    Returns the entry that it revived, if it was a superseded tail.
+    """
     retained = pool.retained
     source.tick = retained.tick
     source.uses += 1
-    if source.path is not None:
-        retained.revive(source)
-        entry = source.path.tip
-        if entry is not None and entry.tip is source:
-            entry.consume(retained.tick)
-            retained.ranking.used(entry, retained.tick)
-            retained.emit("touched", entry)
+    if source.path is None:
+        return None
+    if source.spare:
+        return retained.revive(source, lease.prompt.namespace, _key(pool, lease, source.position))
+    entry = source.path.tip
+    if entry is not None and entry.tip is source:
+        entry.consume(retained.tick)
+        retained.ranking.used(entry, retained.tick)
+        retained.emit("touched", entry)
+    return None
 
 
 def _stretch(
@@ -132,46 +156,49 @@ def _stretch(
         origin=origin,
         source=source if known else None,
         attributes=attributes,
-        key=pool.retained.key(namespace, lease.parts(0, position), attributes),
+        key=_key(pool, lease, position),
     )
 
 
 def _store(
     pool: PrefixPool, lease: Lease, fresh: list[Checkpoint], source: Checkpoint | None
-) -> Entry | None:
+) -> None:
     """Retain ``fresh`` as far as the budget allows, then make it fit (G3, G9)."""
     retained, size = pool.retained, pool.config.page_tokens
-    chosen = choose_retained(retained, fresh, len(lease.prompt))
+    chosen = choose_retained(retained, fresh, lease.essential)
     skipped = len(fresh) - len(chosen)
     retained.counters.captures_skipped += skipped
     retained.counters.skipped_no_room += skipped
     if not chosen:
-        return None
+        return
     stretch = _stretch(pool, lease, source, chosen[-1].position)
     table = Table(lease.grant.table[: -(-stretch.total // size)].copy())
     for mark in chosen:
         mark.table = table
     before = retained.ledger.retained
-    entry = retained.attach(
+    entry, stands = retained.attach(
         stretch,
         fresh=chosen,
         prompt_tokens=len(lease.prompt),
         priority=lease.wishes.priority,
     )
-    _set_expiry(pool, lease, chosen)
+    _set_expiry(pool, lease, stands)
     grant = lease.grant
     grant.bill.needed += max(0, retained.ledger.retained - before)
-    fit_budget(retained, grant.bill, fresh=chosen, keep=entry)
+    new = [mark for mark in chosen if mark.path is not None]
+    fit_budget(retained, grant.bill, fresh=new, keep=entry)
     retained.note_peaks()
     lease.key = stretch.key
-    return entry if entry is not None and entry.identity in retained.entries else None
 
 
 def _set_expiry(pool: PrefixPool, lease: Lease, marks: list[Checkpoint]) -> None:
+    """A checkpoint lives as long as the longest that any commit of it asked for."""
     ttl, clock = lease.wishes.ttl_seconds, pool.config.clock
-    if ttl is not None and clock is not None:
-        for mark in marks:
-            mark.expires = clock() + ttl
+    until = clock() + ttl if ttl is not None and clock is not None else inf
+    for mark in marks:
+        before = 0.0 if mark.expires is None else mark.expires
+        mark.expires = max(before, until)
+        if before < mark.expires < inf:
             heappush(pool.expiry, (mark.expires, next(pool.serial), mark))
 
 
@@ -182,30 +209,28 @@ def quarantine(pool: PrefixPool, lease: Lease) -> None:
 
 
 def _quarantine_source(pool: PrefixPool, lease: Lease) -> None:
-    source = lease.grant.source
-    if source is not None and source.path is not None:
-        pool.retained.remove(source, cause="quarantined")
+    if lease.grant.source is not None:
+        _quarantine(pool, lease.grant.source)
+
+
+def _quarantine(pool: PrefixPool, mark: Checkpoint) -> None:
+    if mark.path is not None:
+        pool.retained.remove(mark, cause="quarantined")
         pool.retained.counters.quarantined += 1
 
 
 def _release_source(pool: PrefixPool, lease: Lease) -> None:
     source = lease.grant.source
     if source is not None:
-        pool.claims.discard(source)
         lease.grant.source = None
         pool.retained.unguard(source, lease.grant.borrowed)
 
 
-def end(pool: PrefixPool, lease: Lease) -> None:
+def end(pool: PrefixPool, lease: Lease, *, committed: bool = False) -> None:
     """Give back what the lease counted on, and its lane."""
     ledger, grant = pool.retained.ledger, lease.grant
     _release_source(pool, lease)
     ledger.unlease(grant.borrowed)
     ledger.unlease(grant.own)
     lease.close()
-    pool.forget(lease)
-
-
-def ascending(marks: list[Checkpoint]) -> bool:
-    """Say whether positions only rise: what `Lease.taken` always holds."""
-    return all(a.position < b.position for a, b in pairwise(marks))
+    pool.forget(lease, committed=committed)

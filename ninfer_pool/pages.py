@@ -155,7 +155,8 @@ def _raise(counts: Pages, pages: Pages) -> Pages:
     """Add 1 at ``pages``; return those that were 0."""
     before = counts[pages]
     counts[pages] = before + 1
-    return pages[before == 0]
+    fresh: Pages = pages[before == 0]
+    return fresh
 
 
 def _lower(counts: Pages, pages: Pages) -> Pages:
@@ -163,4 +164,5 @@ def _lower(counts: Pages, pages: Pages) -> Pages:
     after = counts[pages] - 1
     assert not len(after) or after.min() >= 0, "a page counted down below 0"
     counts[pages] = after
-    return pages[after == 0]
+    last: Pages = pages[after == 0]
+    return last

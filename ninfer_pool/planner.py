@@ -9,7 +9,7 @@ from ninfer_pool.prompt import Prompt
 
 NEWEST_ONLY = ("turn", "response", "history")
 """Kinds of which a long prompt declares many; only the last of each is worth an image."""
-BEFORE_END = 128
+BEFORE_END = 512
 """Tokens before an undeclared prompt end where many a next prompt parts from this one."""
 
 

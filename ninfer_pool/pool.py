@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import insort
 from collections.abc import Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
@@ -21,7 +22,7 @@ from ninfer_pool.prompt import Prompt
 from ninfer_pool.results import EntryInfo, Event, Explanation, Pending, Refusal, Stats
 from ninfer_pool.retained import Retained
 from ninfer_pool.room import Bill, drop_entry
-from ninfer_pool.search import Matches, Rules, explain, find
+from ninfer_pool.search import Matches, Rules, deepest_resume, explain, find
 
 
 class PrefixPool:
@@ -51,7 +52,7 @@ class PrefixPool:
         self._lock = threading.RLock()
         self._leases: dict[Lease, None] = {}
         self._free_lanes = list(range(config.lanes))
-        self.claims: set[Checkpoint] = set()
+        self._lane_used = [0] * config.lanes
         self.expiry: list[tuple[float, int, Checkpoint]] = []
         self.serial = count()
 
@@ -199,6 +200,7 @@ class PrefixPool:
         self._check_request(prompt, reserve_tokens, wishes, lane)
         with self._lock:
             rules = self._rules(read=read, exact=exact)
+            rules.lane = lane if self.config.affinity == "strict" else None
             self._expire(rules.now)
             request = search(self.retained, prompt, wishes, rules, reserve_tokens)
             pending = self._pending(request, read=read) if wait_for_shared else None
@@ -224,10 +226,11 @@ class PrefixPool:
     def _pending(self, request: Request, *, read: bool) -> Pending | None:
         best: Pending | None = None
         for lease in self._leases if read else ():
-            shared = covers(request.prompt, lease.prompt)
+            deepest = deepest_resume(self.config, request.prompt)
+            shared = min(deepest, covers(request.prompt, lease.prompt))
             for position, _ in lease.planned_captures:
-                deepest = max(request.found.position, best.position if best else 0)
-                if max(deepest, lease.frontier) < position <= shared and lease.doubt is None:
+                known = max(request.found.position, best.position if best else 0)
+                if max(known, lease.frontier) < position <= shared and lease.doubt is None:
                     best = Pending(position, lease)
         return best
 
@@ -238,12 +241,11 @@ class PrefixPool:
             strict = self.config.affinity == "strict" and request.found.mark is not None
             self.refuse("home_lane_busy" if strict and self._free_lanes else "no_lane", 0)
             return None
-        grant = admit(self.retained, request, lane, self.claims)
+        grant = admit(self.retained, request, lane)
         if isinstance(grant, Refusal):
             self.last_refusal = grant
             counters.refused += 1
             return None
-        self._note_miss(request.explanation)
         lease = Lease(self, request.prompt, request.wishes, grant)
         self._leases[lease] = None
         self._free_lanes.remove(lane)
@@ -252,12 +254,14 @@ class PrefixPool:
         counters.reused_tokens += lease.start
         return lease
 
-    def _note_miss(self, explanation: Explanation) -> None:
-        """Tell policies what the request's reason says about the pressure."""
-        if explanation.reason == "evicted" and explanation.age is not None:
-            self.retained.ranking.returned(explanation.age, self.retained.tick)
+    def note_miss(self, explanation: Explanation) -> None:
+        """Tell policies what a committed request's reason says about the pressure (G6)."""
+        tick = self.retained.tick
+        gone, used = explanation.evicted_tick, explanation.used_tick
+        if gone is not None and used is not None:
+            self.retained.ranking.returned(tick - gone, tick - used, tick)
         elif explanation.reason == "no_entry":
-            self.retained.ranking.stranger(self.retained.tick)
+            self.retained.ranking.stranger(tick)
 
     # -- verbs that take a key -------------------------------------------------------------
 
@@ -347,10 +351,12 @@ class PrefixPool:
         self.last_refusal = Refusal(reason, pages * self.config.page_bytes, self.freeable_bytes)
         self.retained.counters.refused += 1
 
-    def forget(self, lease: Lease) -> None:
-        """Take an ended lease out; its lane becomes the most recently used."""
+    def forget(self, lease: Lease, *, committed: bool) -> None:
+        """Take an ended lease out; a commit makes its lane the most recently used (G6)."""
         del self._leases[lease]
-        self._free_lanes.append(lease.lane)
+        if committed:
+            self._lane_used[lease.lane] = self.retained.tick
+        insort(self._free_lanes, lease.lane, key=self._lane_used.__getitem__)
 
     def _expire(self, now: float | None) -> None:
         busy = []

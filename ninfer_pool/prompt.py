@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer_pool.errors import PromptError
-from ninfer_pool.keys import Attribute, text
+from ninfer_pool.keys import ABSENT, Attribute, text
 from ninfer_pool.namespace import Namespace
 
 KINDS = ("system", "turn", "response", "history", "junction", "grid", "frontier")
@@ -127,7 +127,7 @@ def token_bytes(tokens: Any, field: str) -> memoryview:
         )
     if not view.c_contiguous:
         view = memoryview(view.tobytes()).cast("i")
-    flat = view.cast("B") if view.format in ("i", "l") else memoryview(np.asarray(view)).cast("B")
+    flat = view.cast("B") if view.format in ("i", "l") else np.asarray(view).view(np.uint8).data
     if flat and int(np.frombuffer(flat, dtype=np.int32).min()) < 0:
         ids = np.frombuffer(flat, dtype=np.int32)
         at = int((ids < 0).argmax())
@@ -164,7 +164,7 @@ def _media(spans: Iterable[tuple[int, int, str | None]], count: int) -> tuple[Me
             span = MediaSpan(*raw)
         except TypeError:
             raise PromptError(f"{field}: {raw!r}; needs (begin, end, digest)") from None
-        if not (_is_int(span.begin) and _is_int(span.end)):
+        if not all(map(_is_int, raw[:2])):
             raise PromptError(f"{field}: {raw!r}; needs begin and end as ints")
         if not isinstance(span.digest, (str, type(None))) or span.digest == "":
             raise PromptError(f"{field}.digest: {span.digest!r}; needs a text, or None")
@@ -229,6 +229,22 @@ def _attributes(
         for at in changes.tolist():
             found[at] = found.get(at, b"") + b"T" + struct.pack("<i", int(types[at]))
     return tuple(sorted(found.items()))
+
+
+def payload_fields(payload: bytes) -> dict[int, bytes]:
+    """Return an attribute's payload by tag, as `_attributes` wrote it."""
+    fields: dict[int, bytes] = {}
+    while payload:
+        tag = payload[0]
+        if tag == ord("M"):
+            (length,) = struct.unpack_from("<I", payload, 9)
+            end = 13 + (0 if length == ABSENT else length)
+        elif tag == ord("Q"):
+            end = 9 + struct.unpack_from("<q", payload, 1)[0]
+        else:
+            end = 25 if tag == ord("P") else 5
+        fields[tag], payload = payload[1:end], payload[end:]
+    return fields
 
 
 def _add_axes(

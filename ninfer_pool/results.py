@@ -69,8 +69,10 @@ class Explanation:
     kind: str | None = None
     """The kind of the best checkpoint."""
     exact: bool = True
-    age: int | None = None
-    """For ``evicted``: how many commits ago."""
+    evicted_tick: int | None = None
+    """For ``evicted``: after how many commits of the pool it went."""
+    used_tick: int | None = None
+    """For ``evicted``: the commit that used it last."""
     helps: tuple[str, ...] = ()
     """What would have made more of it resumable."""
 

@@ -1,30 +1,22 @@
-"""All that is retained, and how it changes: growth, supersession, shortening, removal.
+"""How what is retained grows: new sequences, longer ones, and what they make useless.
 
 Internal: `PrefixPool` calls this under its lock. Nothing here knows of requests.
 """
 
 from __future__ import annotations
 
-import itertools
-import sys
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ninfer_pool import index, keys
-from ninfer_pool.config import PoolConfig
+from ninfer_pool import index
 from ninfer_pool.entry import Checkpoint, Entry, Table
-from ninfer_pool.ghosts import Ghosts
+from ninfer_pool.holdings import Holdings
 from ninfer_pool.index import Hop, Path
 from ninfer_pool.keys import Attribute
 from ninfer_pool.namespace import Namespace
-from ninfer_pool.pages import PageLedger, Pages
-from ninfer_pool.policy.ranking import Ranking
-from ninfer_pool.results import Counters, Event
-from ninfer_pool.spares import Spares
 
 NEVER_SUPERSEDED = ("system", "junction")
 
@@ -48,76 +40,8 @@ class Stretch:
         return self.origin + len(self.view) // 4
 
 
-class Retained:
-    """The index, the ledger of pages, the entries and the order in which they may go."""
-
-    def __init__(self, config: PoolConfig) -> None:
-        self.config = config
-        self.ledger = PageLedger(config.num_pages)
-        self.roots: dict[Namespace, Path] = {}
-        self.entries: dict[int, Entry] = {}
-        self.keys: dict[str, dict[int, Entry]] = {}
-        self.ranking = Ranking(config.make_policy)
-        self.spares = Spares()
-        self.ghosts = Ghosts(config.ghosts)
-        self.counters = Counters()
-        self.events: deque[Event] = deque(maxlen=config.events)
-        self.tick = 0
-        """Commits so far: the pool's only clock."""
-        self.checkpoints = 0
-        self._serials = itertools.count()
-        self._numbers = itertools.count()
-        self._digests: dict[Namespace, bytes] = {}
-
-    # -- finding ---------------------------------------------------------------------------
-
-    def walk(
-        self, namespace: Namespace, view: memoryview, attributes: Sequence[Attribute]
-    ) -> list[Hop]:
-        """Return how far ``view`` follows what is retained under ``namespace``."""
-        root = self.roots.get(namespace)
-        return [] if root is None else index.walk(root, view, attributes)
-
-    def key(
-        self, namespace: Namespace, tokens: Sequence[keys.Bytes], attributes: Sequence[Attribute]
-    ) -> str:
-        """Return the key of a sequence, given in parts. One hash pass."""
-        digest = self._digests.get(namespace)
-        if digest is None:
-            config = self.config
-            digest = namespace.digest(grid=config.grid, min_chunk=config.min_chunk)
-            self._digests[namespace] = digest
-        return keys.sequence_key(digest, tokens, attributes)
-
-    def pages_of(self, mark: Checkpoint) -> Pages:
-        """Return the ids of all pages of a checkpoint."""
-        return mark.pages(self.ledger, self.config.page_tokens)
-
-    # -- protection (G4) -------------------------------------------------------------------
-
-    def guard(self, mark: Checkpoint) -> None:
-        """Protect a checkpoint: it is pinned or being resumed from."""
-        mark.guards += 1
-        if mark.guards == 1:
-            self.ledger.keep(self.pages_of(mark))
-
-    def unguard(self, mark: Checkpoint, pages: Pages | None = None) -> None:
-        """Take one protection off; ``pages`` are those of the checkpoint, where known."""
-        mark.guards -= 1
-        if mark.guards == 0:
-            self.ledger.unkeep(self.pages_of(mark) if pages is None else pages)
-
-    def unpin(self, entry: Entry) -> None:
-        """Take an entry's pin off."""
-        for mark in entry.pinned or ():
-            self.unguard(mark)
-        entry.pinned = None
-
-    def revive(self, mark: Checkpoint) -> None:
-        """A superseded tail was consumed: it is an entry again, if nothing goes on from it."""
-        self.spares.discard(mark)
-
-    # -- growth ----------------------------------------------------------------------------
+class Retained(Holdings):
+    """Everything retained: `Holdings` that grow."""
 
     def attach(
         self,
@@ -126,16 +50,17 @@ class Retained:
         fresh: list[Checkpoint],
         prompt_tokens: int,
         priority: int,
-    ) -> Entry | None:
+    ) -> tuple[Entry | None, list[Checkpoint]]:
         """Retain ``fresh`` checkpoints (ascending, the last at the end of ``stretch``, one table).
 
-        Returns the entry whose tip that end is, or None where a longer entry goes on from it.
-        The caller makes room afterwards. O(bytes past the origin) at the speed of memcmp, and
-        one hash pass.
+        Returns the entry whose tip that end is, or None where a longer entry goes on from it;
+        and the checkpoints that stand for ``fresh`` now, older ones of the same computation
+        among them. The caller makes room afterwards. O(bytes past the origin) at the speed of
+        memcmp, and one hash pass.
         """
         hops = self._follow(stretch)
         entry = self._lift_grown(hops, stretch.total)
-        fresh, replaced = self._settle_twins(hops, fresh)
+        fresh, replaced, older = self._settle_twins(hops, fresh)
         if entry is not None and fresh:
             _share_table(hops, fresh, self.config.page_tokens)
         hops = index.insert(hops, stretch.view, stretch.attributes, origin=stretch.origin)
@@ -143,13 +68,15 @@ class Retained:
         entry = self._set_tip(hops, entry, stretch.namespace, prompt_tokens)
         for mark in replaced:
             self.unlink(mark)
-        self._supersede(hops, fresh)
+        useless = self._supersede(hops, fresh)
         if entry is not None:
             self._rename(entry, stretch.key)
             self._set_priority(entry, priority)
             self._repin(entry)
             self.emit("stored", entry)
-        return entry
+            if useless:
+                self.emit("superseded", entry)
+        return entry, fresh + older
 
     def _follow(self, stretch: Stretch) -> list[Hop]:
         root = self.roots.get(stretch.namespace)
@@ -178,11 +105,12 @@ class Retained:
         if entry is None or upto == total or not self._unconsumed_tail(entry, path, upto):
             return None
         tail = index.split_tail(path, upto)
+        self.emit("superseded", entry)
         self._untip(entry)
         table = Table(tail.marks[-1].table.ids)
         for mark in list(tail.marks):
             mark.table = table
-            self._set_spare(mark, gap=0)
+            self.set_spare(mark, gap=0)
         return entry
 
     def _unconsumed_tail(self, entry: Entry, path: Path, upto: int) -> bool:
@@ -190,35 +118,33 @@ class Retained:
             return False
         pinned = set(entry.pinned or ())
         first = bisect_left(path.positions, upto + 1)
-        return not any(
-            mark.uses or mark.guards > (mark in pinned) for mark in path.marks[first:]
-        )
-
-    def _untip(self, entry: Entry) -> None:
-        path = entry.tip.path
-        path.tip = None
-        path.count_entries(-1)
+        return not any(mark.uses or mark.guards > (mark in pinned) for mark in path.marks[first:])
 
     def _settle_twins(
         self, hops: list[Hop], fresh: list[Checkpoint]
-    ) -> tuple[list[Checkpoint], list[Checkpoint]]:
-        """Return the fresh checkpoints to add and the old ones that they replace.
+    ) -> tuple[list[Checkpoint], list[Checkpoint], list[Checkpoint]]:
+        """Return the fresh checkpoints to add, the old ones that they replace, and the old ones
+        that stay instead of fresh ones.
 
         At one position an exact one serves whom another serves; of two that are not exact the
         newer one stays, since what follows shares its pages. Exact ones of the same cuts are the
         same computation: the older one stays and its whole pages are taken over (interning).
         """
-        kept, replaced = [], []
+        kept, replaced, older = [], [], []
         for mark in fresh:
             twins = [twin for twin in _marks_at(hops, mark.position) if self._alike(mark, twin)]
             same = [twin for twin in twins if mark.cuts is not None and twin.cuts == mark.cuts]
             plain = [twin for twin in twins if twin.cuts is None]
             if same:
                 self._intern(mark, same[0])
+                older.append(same[0])
+                same[0].tick = self.tick
             elif mark.cuts is not None or not any(t.cuts is not None or t.guards for t in twins):
                 kept.append(mark)
                 replaced += [twin for twin in plain if not twin.guards]
-        return kept, replaced
+            else:
+                older.append(twins[-1])
+        return kept, replaced, older
 
     def _alike(self, mark: Checkpoint, twin: Checkpoint) -> bool:
         return self.config.affinity == "prefer" or mark.lane == twin.lane
@@ -247,8 +173,7 @@ class Retained:
         path, total = hops[-1]
         tip = path.marks[bisect_left(path.positions, total + 1) - 1]
         if path.tip is not None or path.goes_on(total):
-            if entry is not None:
-                self._forget(entry)
+            assert entry is None, "an entry that was a prefix of another"
             return None
         self.spares.discard(tip)
         grown = entry is not None
@@ -288,24 +213,12 @@ class Retained:
             entry.pinned.append(entry.tip)
             self.guard(entry.tip)
 
-    def note_peaks(self) -> None:
-        """Keep the highest retained pages, as they stand between operations."""
-        self.counters.peak_retained_pages = max(
-            self.counters.peak_retained_pages, self.ledger.retained
-        )
-
-    def clear_spares(self) -> None:
-        """Remove every superseded checkpoint that nothing protects."""
-        for mark in [mark for mark in self.spares if not mark.guards]:
-            self.unlink(mark)
-        for namespace in list(self.roots):
-            self.sweep(namespace)
-
-    def _supersede(self, hops: list[Hop], fresh: list[Checkpoint]) -> None:
-        """Mark what the newest checkpoints made useless on their own way (G8: only a mark)."""
+    def _supersede(self, hops: list[Hop], fresh: list[Checkpoint]) -> bool:
+        """Mark what the newest checkpoints made useless on their own way; say if anything."""
         path, total = hops[-1]
+        before = self.counters.superseded
         if path.tip is None:
-            return
+            return False
         base = self.base(path.tip)
         new = {*fresh, path.tip.tip}
         for mark in index.marks_upto(hops, total):
@@ -314,183 +227,26 @@ class Retained:
             if mark in new:
                 continue
             if mark.kind not in NEVER_SUPERSEDED and not mark.guards:
-                self._set_spare(mark, gap=self._gap(mark))
+                self.set_spare(mark, gap=self.gap(mark))
+        return self.counters.superseded > before
 
-    def _set_spare(self, mark: Checkpoint, *, gap: int) -> None:
-        if not mark.spare:
-            self.spares.add(mark, gap=gap, serial=next(self._serials))
-            self.counters.superseded += 1
+    def revive(self, mark: Checkpoint, namespace: Namespace, key: str) -> Entry | None:
+        """A superseded checkpoint was consumed: where no entry goes on from it, it is one again.
 
-    def _gap(self, mark: Checkpoint) -> int:
-        before = index.previous_mark(mark)
-        return mark.position - (before.position if before is not None else 0)
-
-    # -- what policies look at -------------------------------------------------------------
-
-    def base(self, entry: Entry) -> int:
-        """Return the position up to which other entries share its path; 0 for none. O(depth)."""
-        path: Path | None = entry.tip.path
-        upto = entry.tip.position
-        below: Path | None = None
-        while path is not None:
-            shared = [min(start, upto) for start in path.live]
-            if below is not None and path.live[upto] == below.entries:
-                shared.remove(upto)
-            if below is not None and path.tip is not None:
-                shared.append(upto)
-            if shared:
-                return max(shared)
-            below, upto, path = path, path.start, path.parent
-        return 0
-
-    def private_marks(self, entry: Entry) -> Iterator[Checkpoint]:
-        """Yield the checkpoints that only this entry holds, deepest first."""
-        base = self.base(entry)
-        mark: Checkpoint | None = entry.tip
-        while mark is not None and mark.position > base:
-            yield mark
-            mark = index.previous_mark(mark)
-
-    def _measure(self, entry: Entry) -> None:
-        base = self.base(entry)
-        size = self.config.page_tokens
-        entry.saved = entry.tip.position - base
-        pages = -(-entry.tip.position // size) - base // size + self.config.image_pages
-        entry.bytes = pages * self.config.page_bytes
-
-    # -- removal ---------------------------------------------------------------------------
-
-    def unlink(self, mark: Checkpoint) -> int:
-        """Take a checkpoint that is no tip out; return how many pages are retained no more."""
-        path = mark.path
-        self.spares.discard(mark)
-        after = bisect_left(path.positions, mark.position + 1)
-        follower = path.marks[after] if after < len(path.marks) else None
-        index.remove_mark(mark)
-        mark.path = None
-        freed = self.ledger.drop(self.pages_of(mark))
-        self.checkpoints -= 1
-        if follower is not None and follower.spare:
-            self.spares.widen(follower, gap=self._gap(follower))
-        index.prune(path)
-        return freed
-
-    def shorten(self, entry: Entry, *, cause: str = "evicted") -> int:
-        """Take an entry's tip; it ends at its next private checkpoint, or is gone.
-
-        Returns pages that are retained no more. O(pages of the tip), one hash pass.
+        Returns that entry; the caller makes room for it.
         """
-        tip = entry.tip
-        path = tip.path
-        base = self.base(entry)
-        before = index.previous_mark(tip)
-        stays = before is not None and before.position > base
-        raw = index.sequence(path, tip.position)
-        attributes = index.attributes(path, tip.position)
-        self.ghosts.add(entry.namespace, raw, cause=cause, tick=self.tick)
-        self._untip(entry)
-        floor = before.position if stays and before is not None else base
-        freed = self._drop_dead(path, tip, floor)
-        freed += self.unlink(tip)
-        if not stays or before is None:
-            self._forget(entry)
-            return freed
-        self.spares.discard(before)
-        entry.tip = before
-        entry.prompt_tokens = min(entry.prompt_tokens, before.position)
-        before.path.tip = entry
-        before.path.count_entries(1)
-        self._measure(entry)
-        cut = [item for item in attributes if item[0] < before.position]
-        self._rename(entry, self.key(entry.namespace, [raw[: 4 * before.position]], cut))
-        self.ranking.shortened(entry, self.tick)
-        return freed
-
-    def _drop_dead(self, path: Path, tip: Checkpoint, floor: int) -> int:
-        """Remove superseded tails that hang below what is about to go."""
-        dead = [mark for mark in path.marks if mark.position > tip.position]
-        above: Path | None = path
-        while above is not None:
-            for child in above.forks_after(floor):
-                if not child.entries:
-                    dead += [mark for sub in child.subtree() for mark in sub.marks]
-            if above.start <= floor:
-                break
-            above = above.parent
-        return sum(self.unlink(mark) for mark in dead if not mark.guards)
-
-    def drop(self, entry: Entry, *, cause: str = "evicted") -> int:
-        """Remove an entry whole, with all that only it holds; return pages retained no more."""
-        freed = 0
-        while entry.identity in self.entries:
-            freed += self.shorten(entry, cause=cause)
-        return freed
-
-    def remove(self, mark: Checkpoint, *, cause: str) -> None:
-        """Remove one checkpoint wherever it stands, guarded or not (quarantine, expiry)."""
-        for entry in self.entries.values():
-            if entry.pinned and mark in entry.pinned:
-                entry.pinned.remove(mark)
-                self.unguard(mark)
-        holder = mark.path.tip
-        if holder is not None and holder.tip is mark:
-            self.shorten(holder, cause=cause)
-            return
-        raw = index.sequence(mark.path, mark.position)
-        self.ghosts.add(self._namespace(mark.path), raw, cause=cause, tick=self.tick)
-        self.unlink(mark)
-
-    def _namespace(self, path: Path) -> Namespace:
-        while path.parent is not None:
-            path = path.parent
-        return next(space for space, root in self.roots.items() if root is path)
-
-    def _forget(self, entry: Entry) -> None:
-        self.unpin(entry)
-        self.ranking.removed(entry)
-        del self.entries[entry.identity]
-        self._rename(entry, "")
-
-    def sweep(self, namespace: Namespace) -> None:
-        """Forget a namespace under which nothing is left."""
-        root = self.roots.get(namespace)
-        if root is not None and not root.label and not root.forks:
-            del self.roots[namespace]
-            self._digests.pop(namespace, None)
-
-    def _rename(self, entry: Entry, key: str) -> None:
-        if entry.key:
-            named = self.keys[entry.key]
-            del named[entry.identity]
-            if not named:
-                del self.keys[entry.key]
-        entry.key = key
-        if key:
-            self.keys.setdefault(key, {})[entry.identity] = entry
-
-    # -- events ----------------------------------------------------------------------------
-
-    def emit(self, kind: str, entry: Entry, *, key: str | None = None, freed: int = 0) -> None:
-        """Note an event; the oldest is forgotten when the buffer is full (G8)."""
-        if self.config.events:
-            tip, path = entry.tip, entry.tip.path
-            positions = () if path is None else index.positions_to(path, tip.position)
-            self.events.append(
-                Event(
-                    number=next(self._numbers),
-                    kind=kind,
-                    key=entry.key if key is None else key,
-                    positions=positions,
-                    bytes=freed * self.config.page_bytes,
-                )
-            )
-
-    def path_marks(self, entry: Entry) -> Iterator[Checkpoint]:
-        """Yield every checkpoint on an entry's path, deepest first; none for a gone entry."""
-        mark = entry.tip if entry.identity in self.entries else None
-        while mark is not None:
-            yield mark
-            mark = index.previous_mark(mark)
+        self.spares.discard(mark)
+        above, path = index.hops_to(mark.where, mark.position)
+        if path.goes_on(mark.position) or (path.tip and path.tip.tip.position >= mark.position):
+            return None
+        hops = [*above, Hop(path, mark.position)]
+        entry = self._lift_grown(hops, mark.position)
+        entry = self._set_tip(hops, entry, namespace, mark.position)
+        assert entry is not None
+        self._rename(entry, key)
+        self._repin(entry)
+        self.emit("stored", entry)
+        return entry
 
 
 def _share_table(hops: list[Hop], fresh: list[Checkpoint], page_tokens: int) -> None:
@@ -499,9 +255,10 @@ def _share_table(hops: list[Hop], fresh: list[Checkpoint], page_tokens: int) -> 
     Only where the fresh ones lie past all others on their way and go on from the same pages;
     then bookkeeping stays linear however many turns a conversation has.
     """
-    before = next(index.marks_upto(hops, sys.maxsize), None)
-    if before is None or before.position >= fresh[0].position:
-        return
+    path, upto = hops[-1]
+    before = path.marks[-1] if path.marks else None
+    if upto < path.end or before is None or before.position >= fresh[0].position:
+        return  # what lies past the parting may use the table, too
     whole = before.position // page_tokens
     ids = fresh[0].table.ids
     if np.array_equal(before.table.ids[:whole], ids[:whole]):

@@ -68,7 +68,7 @@ def _evict_until(retained: Retained, done: Callable[[], bool], bill: Bill) -> No
 def _evict_spare(retained: Retained, bill: Bill) -> bool:
     for mark in retained.spares:
         if not mark.guards:
-            freed = retained.unlink(mark)
+            freed = retained.unlink_spare(mark)
             bill.add(freed)
             retained.counters.superseded_evicted += 1
             retained.counters.evicted_pages += freed

@@ -13,7 +13,7 @@ from ninfer_pool.entry import Checkpoint
 from ninfer_pool.ghosts import Ghost
 from ninfer_pool.index import Hop, Path
 from ninfer_pool.planner import canonical_cuts
-from ninfer_pool.prompt import Prompt
+from ninfer_pool.prompt import Prompt, payload_fields
 from ninfer_pool.results import Explanation, Match
 from ninfer_pool.retained import Retained
 
@@ -26,6 +26,8 @@ class Rules:
     exact: bool = False
     now: float | None = None
     """The caller's clock, where entries may expire."""
+    lane: int | None = None
+    """The only lane whose checkpoints may be resumed, where state cannot move."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +49,9 @@ def deepest_resume(config: PoolConfig, prompt: Prompt) -> int:
 
 
 def usable(mark: Checkpoint, rules: Rules) -> bool:
-    """Say whether a checkpoint has not expired."""
+    """Say whether a checkpoint has not expired, and may be resumed in the lane asked for."""
+    if rules.lane is not None and mark.lane != rules.lane:
+        return False
     return mark.expires is None or rules.now is None or mark.expires > rules.now
 
 
@@ -216,7 +220,8 @@ def explain(retained: Retained, prompt: Prompt, found: Found, rules: Rules) -> E
     elif resumable and resumable < config.minimum_tokens:
         reason, resumable = "below_minimum", 0
     elif ghost is not None:
-        reason, matched = ghost.cause, ghost.position
+        reason = "quarantined" if ghost.cause == "quarantined" else "evicted"
+        matched = ghost.position
     elif resumable >= matched and resumable:
         reason = "hit"
     elif (field := _other_identity(retained, prompt, found, resumable)) is not None:
@@ -237,7 +242,8 @@ def explain(retained: Retained, prompt: Prompt, found: Found, rules: Rules) -> E
         diverged_at=diverged,
         kind=found.kind if resumable else None,
         exact=found.exact if resumable else True,
-        age=retained.tick - ghost.tick if reason == "evicted" and ghost else None,
+        evicted_tick=ghost.tick if ghost and ghost.cause == reason == "evicted" else None,
+        used_tick=ghost.used if ghost and ghost.cause == reason == "evicted" else None,
         helps=tuple(_helps(config, reason, matched, resumable, diverged, ghost)),
     )
 
@@ -245,7 +251,9 @@ def explain(retained: Retained, prompt: Prompt, found: Found, rules: Rules) -> E
 def _ghost(retained: Retained, prompt: Prompt, *, above: int, limit: int) -> Ghost | None:
     if above >= limit or not len(retained.ghosts):
         return None
-    return retained.ghosts.deepest(prompt.namespace, prompt.buffer, above=above, limit=limit)
+    return retained.ghosts.deepest(
+        prompt.namespace, prompt.buffer, prompt.attributes, above=above, limit=limit
+    )
 
 
 def _diverged_at(found: Found, prompt: Prompt) -> int | None:
@@ -276,7 +284,7 @@ def _other_identity(
     return None
 
 
-_FIELDS = {b"M": "media", b"Q": "positions", b"P": "positions", b"T": "token_types"}
+_FIELDS = dict(zip(b"MQPT", ("media", "positions", "positions", "token_types"), strict=True))
 
 
 def _attribute_parting(path: Path, upto: int, prompt: Prompt) -> str | None:
@@ -290,15 +298,9 @@ def _attribute_parting(path: Path, upto: int, prompt: Prompt) -> str | None:
     others += [key[4:] for key in (path.forks or {}).get(upto, ()) if key[:4] == token]
     for other in others:
         if other != mine:
-            return _FIELDS[_first_difference(mine, other)]
+            one, two = payload_fields(mine), payload_fields(other)
+            return next(_FIELDS[tag] for tag in b"MQPT" if one.get(tag) != two.get(tag))
     return None
-
-
-def _first_difference(mine: bytes, other: bytes) -> bytes:
-    """Return the tag of the first attribute in which two payloads differ."""
-    if mine[:1] != other[:1]:
-        return min(tag for tag in (mine[:1], other[:1]) if tag)
-    return mine[:1]
 
 
 def _helps(
@@ -318,5 +320,7 @@ def _helps(
         yield f"{pages * config.page_bytes} bytes more, so that {ghost.position} tokens stay"
     if reason.startswith("identity:"):
         yield f"the same {reason.partition(':')[2]} as the retained entry's"
+    if ghost is not None and ghost.cause == "expired":
+        yield "a longer ttl_seconds"
     if reason == "below_minimum":
         yield f"minimum_tokens below {config.minimum_tokens}"

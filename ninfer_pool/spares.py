@@ -20,7 +20,7 @@ class Spares:
     __slots__ = ("_items", "_order", "_serial")
 
     def __init__(self) -> None:
-        self._order: SortedList = SortedList()
+        self._order: SortedList[tuple[int, int, int]] = SortedList()
         self._items: dict[Checkpoint, tuple[int, int, int]] = {}
         self._serial: dict[int, Checkpoint] = {}
 

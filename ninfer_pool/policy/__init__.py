@@ -6,16 +6,18 @@ from collections.abc import Callable
 
 from ninfer_pool.policy.base import Policy, Ranked
 from ninfer_pool.policy.classical import Fifo, Gdsf, Lru
+from ninfer_pool.policy.default import Comeback, Default
 from ninfer_pool.policy.marconi import Marconi
 from ninfer_pool.policy.s3fifo import S3Fifo
 
 POLICIES: dict[str, Callable[[], Policy]] = {
-    "default": Lru,
+    "default": Default,
     "lru": Lru,
     "fifo": Fifo,
     "gdsf": Gdsf,
     "marconi": Marconi,
     "s3fifo": S3Fifo,
+    "return": Comeback,
 }
 """Every policy by name; each value makes a new instance."""
 

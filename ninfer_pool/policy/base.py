@@ -43,8 +43,8 @@ class Policy:
     def removed(self, entry: Entry) -> None:
         """The entry is gone, or no prefix of its own any more."""
 
-    def returned(self, age: int, tick: int) -> None:
-        """A request would have hit what was evicted ``age`` commits ago."""
+    def returned(self, age: int, gap: int, tick: int) -> None:
+        """A request would have hit what was evicted ``age`` and last used ``gap`` commits ago."""
 
     def stranger(self, tick: int) -> None:
         """A request shared nothing with anything retained or remembered."""
@@ -63,7 +63,7 @@ class Ranked(Policy):
     def __init__(self) -> None:
         self._ranks: dict[int, tuple[Any, ...]] = {}
         self._entries: dict[int, Entry] = {}
-        self._sorted: SortedList = SortedList()
+        self._sorted: SortedList[tuple[Any, ...]] = SortedList()
 
     def rank(self, entry: Entry, tick: int) -> tuple[Any, ...]:
         """Return what to sort by; ties are broken by age."""

@@ -23,6 +23,9 @@ class Marconi(Policy):
     Args:
         alpha: weight of FLOP efficiency; 0 is LRU. The paper starts at 0 and lets a grid search
             over past requests raise it; a pool must do the same thing twice, so here it is fixed.
+            0.03 was picked from six values on four agent traces: there, 0.2 points of hit rate
+            below LRU at worst and 4 above it at best. On unseen traffic expect LRU, about;
+            0.3 lost up to 24 points to LRU where many conversations compete, 1 up to 47.
         attention_tokens: the length at which attention's part of the work, which grows with the
             square, equals the rest. L tokens cost L + L² / (2 x this), in units of one token's
             linear work; 137,000 is right for the 27B geometry.

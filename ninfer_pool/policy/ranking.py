@@ -43,10 +43,10 @@ class Ranking:
         """Take an entry out."""
         self._classes[self._of.pop(entry.identity)].removed(entry)
 
-    def returned(self, age: int, tick: int) -> None:
+    def returned(self, age: int, gap: int, tick: int) -> None:
         """Tell every class that an evicted sequence was asked for again."""
         for policy in self._classes.values():
-            policy.returned(age, tick)
+            policy.returned(age, gap, tick)
 
     def stranger(self, tick: int) -> None:
         """Tell every class that a request shared nothing with anything known."""

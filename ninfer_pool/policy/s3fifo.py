@@ -75,7 +75,7 @@ class S3Fifo(Policy):
         self._main = _Queue()
         self._ghosts: deque[int] = deque()
         self._back = False
-        """The last request would have hit a ghost; what it adds enters the main queue."""
+        """The request would have hit a ghost; what it adds next enters the main queue."""
         self._offered: tuple[int, int] | None = None
         """(identity, tick) of the small queue's entry that the pool is looking at."""
 
@@ -87,6 +87,7 @@ class S3Fifo(Policy):
 
     def used(self, entry: Entry, tick: int) -> None:
         """Count a use; the place in the queue stays."""
+        self._back = False  # what came back grows an entry, or nothing was added for it
         item = self._resized(entry)
         if item.tick != tick:
             item.uses = min(item.uses + 1, MOST_USES)
@@ -104,7 +105,7 @@ class S3Fifo(Policy):
         self._offered = None
         self._queue_of(entry).pop(entry.identity)
 
-    def returned(self, age: int, tick: int) -> None:
+    def returned(self, age: int, gap: int, tick: int) -> None:
         """Look for the ghost of what is coming back."""
         gone = tick - age
         self._back = gone in self._ghosts

@@ -12,13 +12,15 @@ from ninfer_pool.entry import Entry
 from ninfer_pool.index import Path, previous_mark
 from ninfer_pool.policy.base import Policy
 from ninfer_pool.sim.future import NEVER, Future
+from ninfer_pool.sim.packing import served_returns
 from ninfer_pool.sim.trace import Trace
 
-Mode = Literal["belady", "density", "worth"]
-MODES: Final[tuple[Mode, ...]] = ("belady", "density", "worth")
+Mode = Literal["belady", "density", "worth", "plan"]
+MODES: Final[tuple[Mode, ...]] = ("belady", "density", "worth", "plan")
 _SLOTS: Final = 64
 _EMPTY: Final = -1.0
 _UNKNOWN: Final = 0.0
+_KEPT: Final = 1e9
 
 
 class Clairvoyant(Policy):
@@ -30,11 +32,12 @@ class Clairvoyant(Policy):
 
     * ``belady``: the farthest next use;
     * ``density``: the least (tokens / room) / requests until the next use;
-    * ``worth``: the least tokens / room.
+    * ``worth``: the least tokens / room;
+    * ``plan``: what `served_returns` gave up, and within that as ``density``.
 
-    `whole`: victims are entries, each one place (a bound on K); else they are tips, whose room
-    is the pages that they free (a bound on bytes). The replay calls `now` before a request's
-    acquire and before its commit. One instance serves one run.
+    With a bound on `entries` victims are entries, each one place; else they are tips, whose room
+    is the `pages` that they free. The replay calls `now` before a request's acquire and before
+    its commit. One instance serves one run.
 
     O(1) a notice; O(entries) in numpy and O(log requests) for each that changed a victim.
     """
@@ -44,15 +47,20 @@ class Clairvoyant(Policy):
         trace: Trace,
         *,
         mode: Mode,
-        whole: bool,
+        entries: int | None,
+        pages: int,
         image_pages: int,
         page_tokens: int = 64,
     ) -> None:
         self._future = Future(trace)
         self._mode = mode
-        self._whole = whole
+        self._whole = entries is not None
         self._image_pages = image_pages
         self._page_tokens = page_tokens
+        self._planned: frozenset[int] = frozenset()
+        if mode == "plan":
+            room = self._places if self._whole else self._pages
+            self._planned = served_returns(trace, room=room, capacity=entries or pages)
         self._current = 0
         self._owner: dict[int, int] = {}
         """A request whose full sequence begins with the entry's, by the entry's identity."""
@@ -63,6 +71,8 @@ class Clairvoyant(Policy):
         # tokens spared then for each unit of room.
         self._next = np.empty(0)
         self._worth = np.empty(0)
+        self._firm = np.empty(0)
+        """By slot: _KEPT where the plan serves the next use, else 0."""
 
     def now(self, request: int) -> None:
         """Note whose acquire or commit comes next; all requests before it are past."""
@@ -97,6 +107,8 @@ class Clairvoyant(Policy):
 
     def order(self, tick: int) -> Iterator[Entry]:
         """Yield entries, the least worth keeping first."""
+        if not self._slot:
+            return
         stale = (self._next != _EMPTY) & (self._next <= max(self._future.seen, _UNKNOWN))
         for slot in np.flatnonzero(stale).tolist():
             self._measure(self._entry(slot))
@@ -125,11 +137,11 @@ class Clairvoyant(Policy):
         distance = self._next - self._future.seen
         if self._mode == "belady":
             scores = 1 / distance
-        elif self._mode == "density":
-            scores = self._worth / distance
-        else:
+        elif self._mode == "worth":
             # The worth of what is never asked for again is 0.
             scores = self._worth.copy()
+        else:
+            scores = self._worth / distance + self._firm
         scores[self._next == _EMPTY] = np.inf
         return scores
 
@@ -144,6 +156,7 @@ class Clairvoyant(Policy):
         self._entries += [None] * more
         self._next = np.concatenate((self._next, np.full(more, _EMPTY)))
         self._worth = np.concatenate((self._worth, np.zeros(more)))
+        self._firm = np.concatenate((self._firm, np.zeros(more)))
         self._free = list(range(size + more - 1, size - 1, -1))
 
     # -- what an entry is good for ---------------------------------------------------------
@@ -155,6 +168,7 @@ class Clairvoyant(Policy):
         use = self._future.next_use(owner, least)
         self._next[slot] = use
         self._worth[slot] = 0.0
+        self._firm[slot] = _KEPT if use in self._planned else 0.0
         if use != NEVER:
             extent = min(self._future.extent(owner, int(use)), entry.tip.position)
             spared = max(self._resumable(entry, extent) - floor, 0)
@@ -180,8 +194,16 @@ class Clairvoyant(Policy):
     def _room(self, entry: Entry, floor: int) -> int:
         if self._whole:
             return 1
-        size = self._page_tokens
-        return max(1, -(-entry.tip.position // size) - floor // size + self._image_pages)
+        return max(1, self._pages(entry.tip.position) - floor // self._page_tokens)
+
+    def _pages(self, tokens: int) -> int:
+        """Return what a checkpoint weighs."""
+        return -(-tokens // self._page_tokens) + self._image_pages
+
+    @staticmethod
+    def _places(tokens: int) -> int:
+        """Return what an entry counts where entries are counted."""
+        return 1
 
 
 def shared_upto(entry: Entry) -> int:

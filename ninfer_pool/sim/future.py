@@ -24,11 +24,11 @@ class _Owned(NamedTuple):
 
 
 class Future:
-    """Answers who asks next for a prefix of a request's sequence.
+    """Answers who asks next, and who asked last, for a prefix of a request's sequence.
 
-    Requests are laid out on a tour in which all that begin with a given prefix are neighbours,
-    and a tree of minima over the tour holds the ids of those still to come. O(requests) to
-    build; time only moves forward.
+    Requests are laid out on a tour in which all that begin with a given prefix are neighbours;
+    trees of minima over the tour hold the ids of those to come and of those gone by.
+    O(requests x log requests) to build; time only moves forward.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -36,17 +36,22 @@ class Future:
         self.seen = -1
         """The last request that is no longer to come."""
         self._requests = trace.requests
-        self._shared = [_shared(request, trace) for request in trace.requests]
+        self.shared = [_shared(request, trace) for request in trace.requests]
+        """For each request, how many tokens of its parent's sequence it can resume."""
         self._owner = self._owners()
         self._owned: list[_Owned] = []
         self._place = [0] * len(trace.requests)
         self._lay_out()
-        self._minima = self._tree()
+        self._coming = _Minima(len(trace.requests))
+        self._gone = _Minima(len(trace.requests))
+        for id, place in enumerate(self._place):
+            self._coming.put(place, id)
 
     def move_to(self, seen: int) -> None:
         """Note that the requests up to `seen` are no longer to come. O(log requests) each."""
         for id in range(self.seen + 1, seen + 1):
-            self._pass(id)
+            self._coming.put(self._place[id], NEVER)
+            self._gone.put(self._place[id], -id)
         self.seen = max(self.seen, seen)
 
     def next_use(self, id: int, position: int) -> float:
@@ -55,12 +60,27 @@ class Future:
         `NEVER` where none is to come. O(log requests), and O(generations) where the position is
         far from the end.
         """
-        owner = id
-        while self._shared[owner] >= position:
-            owner = self._owner[owner]
+        return self._coming.least(*self._range(self._bringer(id, position), position))
+
+    def last_use(self, id: int, position: int) -> int:
+        """Return the last request gone by whose sequence begins with those tokens, as above.
+
+        The request that brought them, where no other does.
+        """
+        owner = self._bringer(id, position)
+        last = self._gone.least(*self._range(owner, position))
+        return owner if last == NEVER else -int(last)
+
+    def _bringer(self, id: int, position: int) -> int:
+        while self.shared[id] >= position:
+            id = self._owner[id]
+        return id
+
+    def _range(self, owner: int, position: int) -> tuple[int, int]:
+        """Return the places of all that begin with the owner's sequence up to `position`."""
         owned = self._owned[owner]
         count = bisect_right(owned.parts, -position)
-        return self._least(owned.first, owned.ends[count - 1]) if count else NEVER
+        return owned.first, owned.ends[count - 1] if count else owned.first
 
     def extent(self, id: int, later: int) -> int:
         """Return how many tokens of `id`'s sequence the prompt of a later request begins with."""
@@ -72,9 +92,9 @@ class Future:
         """For each request, the one that brought the token just below its own first one."""
         owners: list[int] = []
         for request in self._requests:
-            shared = self._shared[request.id]
+            shared = self.shared[request.id]
             owner = -1 if request.parent is None or not shared else request.parent
-            while owner >= 0 and self._shared[owner] >= shared:
+            while owner >= 0 and self.shared[owner] >= shared:
                 owner = owners[owner]
             owners.append(owner)
         return owners
@@ -95,8 +115,8 @@ class Future:
             if self._owner[id] < 0:
                 self._place[id] = place
                 place += size[id]
-            ordered = sorted(children[id], key=lambda child: -self._shared[child])
-            owned = _Owned(self._place[id] + 1, [-self._shared[child] for child in ordered], [])
+            ordered = sorted(children[id], key=lambda child: -self.shared[child])
+            owned = _Owned(self._place[id] + 1, [-self.shared[child] for child in ordered], [])
             end = owned.first
             for child in ordered:
                 self._place[child] = end
@@ -104,29 +124,25 @@ class Future:
                 owned.ends.append(end)
             self._owned.append(owned)
 
-    # -- the tree of minima ----------------------------------------------------------------
 
-    def _tree(self) -> list[float]:
-        count = len(self._requests)
-        tree = [NEVER] * (2 * count)
-        for id, place in enumerate(self._place):
-            tree[count + place] = id
-        for node in range(count - 1, 0, -1):
-            tree[node] = min(tree[2 * node], tree[2 * node + 1])
-        return tree
+class _Minima:
+    """Numbers at places, and the least of any range of places: a segment tree. O(log places)."""
 
-    def _pass(self, id: int) -> None:
-        tree = self._minima
-        node = len(self._requests) + self._place[id]
-        tree[node] = NEVER
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._tree = [NEVER] * (2 * count)
+
+    def put(self, place: int, value: float) -> None:
+        """Replace the number at a place."""
+        tree, node = self._tree, self._count + place
+        tree[node] = value
         while node > 1:
             node //= 2
             tree[node] = min(tree[2 * node], tree[2 * node + 1])
 
-    def _least(self, begin: int, end: int) -> float:
-        """Return the least id still to come at the places ``[begin, end)``."""
-        tree, count = self._minima, len(self._requests)
-        low, high, least = begin + count, end + count, NEVER
+    def least(self, begin: int, end: int) -> float:
+        """Return the least number at the places ``[begin, end)``; `NEVER` for none."""
+        tree, low, high, least = self._tree, begin + self._count, end + self._count, NEVER
         while low < high:
             if low & 1:
                 least = min(least, tree[low])

@@ -39,17 +39,20 @@ class Served:
 
 
 class Driver:
-    """Serves prompts; after each, audits every checkpoint and every count.
+    """Serves prompts; after each, unless told not to, audits every checkpoint and every count.
 
     >>> driver = Driver(PoolConfig(num_pages=64, page_bytes=16, image_bytes=16, page_tokens=4))
     >>> driver.serve(range(10)).start, driver.serve(range(12)).start
     (0, 10)
     """
 
-    def __init__(self, config: PoolConfig, *, namespace: Namespace = SPACE) -> None:
+    def __init__(
+        self, config: PoolConfig, *, namespace: Namespace = SPACE, audits: bool = True
+    ) -> None:
         self.pool = PrefixPool(config)
         self.engine = SymbolicEngine(config)
         self.namespace = namespace
+        self.audits = audits
 
     def prompt(self, tokens: Any, **options: Any) -> Prompt:
         """Return a prompt in this driver's namespace; `tokens` any iterable of ids."""
@@ -113,13 +116,13 @@ class Driver:
         options.setdefault("reserve_tokens", len(answer))
         lease = self.begin(tokens, **options)
         if lease is None:
-            self.audit()
+            self._audit()
             return None
         with lease:
             prefilled = self.prefill(lease, publish=publish)
             self.decode(lease, answer)
             key = self.finish(lease)
-        self.audit()
+        self._audit()
         return Served(
             start=lease.start,
             prefilled=prefilled,
@@ -132,6 +135,10 @@ class Driver:
             evicted_bytes=lease.evicted_bytes,
             victim_max_bytes=lease.victim_max_bytes,
         )
+
+    def _audit(self) -> None:
+        if self.audits:
+            self.audit()
 
     def audit(self) -> int:
         """Recount everything and verify every checkpoint's content; return how many there are."""

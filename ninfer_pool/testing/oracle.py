@@ -122,9 +122,7 @@ class OraclePool:
         upto = cuts[: bisect_right(cuts, at)]
         return record.cuts == upto and (at % config.grid == 0 or at in upto)
 
-    def _reasons(
-        self, prompt: Prompt, *, read: bool, position: int, walked: int
-    ) -> frozenset[str]:
+    def _reasons(self, prompt: Prompt, *, read: bool, position: int, walked: int) -> frozenset[str]:
         count = len(prompt)
         limit = min(count - (not self.config.end_logits), prompt.shareable)
         matched = min(walked, limit)
@@ -145,18 +143,18 @@ class OraclePool:
     def _identities(self, prompt: Prompt, *, position: int, walked: int) -> frozenset[str]:
         """The fields but for which more would have matched."""
         cells = cells_of(prompt)
-        for record in self.records:
-            same = record.namespace == prompt.namespace and common(cells, record.cells) == walked
-            if same and walked < min(len(cells), record.position):
-                if cells[walked][0] == record.cells[walked][0]:
-                    return frozenset({"identity:media", "identity:positions",
-                                      "identity:token_types"})
+        own = [record for record in self.records if record.namespace == prompt.namespace]
+        for record in own:
+            longer = walked < min(len(cells), record.position)
+            parts = longer and common(cells, record.cells) == walked
+            if parts and cells[walked][0] == record.cells[walked][0]:
+                return frozenset(f"identity:{f}" for f in ("media", "positions", "token_types"))
         limit = min(len(cells) - (not self.config.end_logits), prompt.shareable)
         floor = max(position, min(walked, prompt.shareable))
         named = set()
         for record in self.records:
-            other = record.namespace
-            if other != prompt.namespace and other.salt == prompt.namespace.salt:
-                if floor < record.position <= limit and record.cells == cells[: record.position]:
-                    named.add(f"identity:{prompt.namespace.first_difference(other)}")
+            mine, other = prompt.namespace, record.namespace
+            fits = floor < record.position <= limit and record.cells == cells[: record.position]
+            if fits and other.salt == mine.salt:
+                named.add(f"identity:{mine.first_difference(other)}")
         return frozenset(named)

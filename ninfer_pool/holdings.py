@@ -1,0 +1,306 @@
+"""What is retained, and how it goes: protection, shortening, removal, and what is told of it.
+
+Internal: `PrefixPool` calls this under its lock. Nothing here knows of requests.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from ninfer_pool import index, keys
+from ninfer_pool.config import PoolConfig
+from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.ghosts import Ghosts
+from ninfer_pool.index import Hop, Path
+from ninfer_pool.keys import Attribute
+from ninfer_pool.namespace import Namespace
+from ninfer_pool.pages import PageLedger, Pages
+from ninfer_pool.policy.ranking import Ranking
+from ninfer_pool.results import Counters, Event
+from ninfer_pool.spares import Spares
+
+
+class Holdings:
+    """The index, the ledger of pages, the entries and the order in which they may go."""
+
+    def __init__(self, config: PoolConfig) -> None:
+        self.config = config
+        self.ledger = PageLedger(config.num_pages)
+        self.roots: dict[Namespace, Path] = {}
+        self.entries: dict[int, Entry] = {}
+        self.keys: dict[str, dict[int, Entry]] = {}
+        self.ranking = Ranking(config.make_policy)
+        self.spares = Spares()
+        self.ghosts = Ghosts(config.ghosts)
+        self.counters = Counters()
+        self.events: deque[Event] = deque(maxlen=config.events)
+        self.tick = 0
+        """Commits so far: the pool's only clock."""
+        self.checkpoints = 0
+        self._serials = itertools.count()
+        self._numbers = itertools.count()
+        self._digests: dict[Namespace, bytes] = {}
+
+    # -- finding ---------------------------------------------------------------------------
+
+    def walk(
+        self, namespace: Namespace, view: memoryview, attributes: Sequence[Attribute]
+    ) -> list[Hop]:
+        """Return how far ``view`` follows what is retained under ``namespace``."""
+        root = self.roots.get(namespace)
+        return [] if root is None else index.walk(root, view, attributes)
+
+    def key(
+        self, namespace: Namespace, tokens: Sequence[keys.Bytes], attributes: Sequence[Attribute]
+    ) -> str:
+        """Return the key of a sequence, given in parts. One hash pass."""
+        digest = self._digests.get(namespace)
+        if digest is None:
+            config = self.config
+            digest = namespace.digest(grid=config.grid, min_chunk=config.min_chunk)
+            if namespace in self.roots:
+                self._digests[namespace] = digest
+        return keys.sequence_key(digest, tokens, attributes)
+
+    def pages_of(self, mark: Checkpoint) -> Pages:
+        """Return the ids of all pages of a checkpoint."""
+        return mark.pages(self.ledger, self.config.page_tokens)
+
+    # -- protection (G4) -------------------------------------------------------------------
+
+    def guard(self, mark: Checkpoint) -> None:
+        """Protect a checkpoint: it is pinned or being resumed from."""
+        mark.guards += 1
+        if mark.guards == 1:
+            self.ledger.keep(self.pages_of(mark))
+
+    def unguard(self, mark: Checkpoint, pages: Pages | None = None) -> None:
+        """Take one protection off; ``pages`` are those of the checkpoint, where known."""
+        mark.guards -= 1
+        if mark.guards == 0:
+            self.ledger.unkeep(self.pages_of(mark) if pages is None else pages)
+
+    def unpin(self, entry: Entry) -> None:
+        """Take an entry's pin off."""
+        for mark in entry.pinned or ():
+            self.unguard(mark)
+        entry.pinned = None
+
+    def note_peaks(self) -> None:
+        """Keep the highest retained pages, as they stand between operations."""
+        self.counters.peak_retained_pages = max(
+            self.counters.peak_retained_pages, self.ledger.retained
+        )
+
+    def clear_spares(self) -> None:
+        """Remove every superseded checkpoint that nothing protects."""
+        for mark in [mark for mark in self.spares if not mark.guards]:
+            self.unlink(mark)
+        for namespace in list(self.roots):
+            self.sweep(namespace)
+
+    def set_spare(self, mark: Checkpoint, *, gap: int) -> None:
+        if not mark.spare:
+            self.spares.add(mark, gap=gap, serial=next(self._serials))
+            self.counters.superseded += 1
+
+    def gap(self, mark: Checkpoint) -> int:
+        before = index.previous_mark(mark)
+        return mark.position - (before.position if before is not None else 0)
+
+    # -- what policies look at -------------------------------------------------------------
+
+    def base(self, entry: Entry) -> int:
+        """Return the position up to which other entries share its path; 0 for none. O(depth)."""
+        path: Path | None = entry.tip.path
+        upto = entry.tip.position
+        below: Path | None = None
+        while path is not None:
+            shared = [min(start, upto) for start in path.live]
+            if below is not None and path.live[upto] == below.entries:
+                shared.remove(upto)
+            if below is not None and path.tip is not None:
+                shared.append(upto)
+            if shared:
+                return max(shared)
+            below, upto, path = path, path.start, path.parent
+        return 0
+
+    def private_marks(self, entry: Entry) -> Iterator[Checkpoint]:
+        """Yield the checkpoints that only this entry holds, deepest first."""
+        base = self.base(entry)
+        mark: Checkpoint | None = entry.tip
+        while mark is not None and mark.position > base:
+            yield mark
+            mark = index.previous_mark(mark)
+
+    def _measure(self, entry: Entry) -> None:
+        base = self.base(entry)
+        size = self.config.page_tokens
+        entry.saved = entry.tip.position - base
+        pages = -(-entry.tip.position // size) - base // size + self.config.image_pages
+        entry.bytes = pages * self.config.page_bytes
+
+    # -- removal ---------------------------------------------------------------------------
+
+    def unlink(self, mark: Checkpoint) -> int:
+        """Take a checkpoint that is no tip out; return how many pages are retained no more."""
+        path = mark.where
+        self.spares.discard(mark)
+        after = bisect_left(path.positions, mark.position + 1)
+        follower = path.marks[after] if after < len(path.marks) else None
+        index.remove_mark(mark)
+        mark.path = None
+        freed = self.ledger.drop(self.pages_of(mark))
+        self.checkpoints -= 1
+        if follower is not None and follower.spare:
+            self.spares.widen(follower, gap=self.gap(follower))
+        index.prune(path)
+        return freed
+
+    def shorten(self, entry: Entry, *, cause: str = "evicted") -> int:
+        """Take an entry's tip; it ends at its next private checkpoint, or is gone.
+
+        Returns pages that are retained no more. O(pages of the tip), one hash pass.
+        """
+        tip = entry.tip
+        path = tip.where
+        base = self.base(entry)
+        before = index.previous_mark(tip)
+        stays = before is not None and before.position > base
+        raw = index.sequence(path, tip.position)
+        attributes = index.attributes(path, tip.position)
+        self.ghosts.add(
+            entry.namespace, raw, attributes, cause=cause, tick=self.tick, used=entry.used
+        )
+        self._untip(entry)
+        floor = before.position if stays and before is not None else base
+        freed = self._drop_dead(path, tip, floor)
+        freed += self.unlink(tip)
+        if not stays or before is None:
+            self._forget(entry)
+            return freed
+        self.spares.discard(before)
+        entry.tip = before
+        entry.prompt_tokens = min(entry.prompt_tokens, before.position)
+        before.where.tip = entry
+        before.where.count_entries(1)
+        self._measure(entry)
+        cut = [item for item in attributes if item[0] < before.position]
+        self._rename(entry, self.key(entry.namespace, [raw[: 4 * before.position]], cut))
+        self.ranking.shortened(entry, self.tick)
+        return freed
+
+    def _drop_dead(self, path: Path, tip: Checkpoint, floor: int) -> int:
+        """Remove superseded tails that hang below what is about to go."""
+        dead = [mark for mark in path.marks if mark.position > tip.position]
+        above: Path | None = path
+        while above is not None:
+            for child in above.forks_after(floor):
+                if not child.entries:
+                    dead += [mark for sub in child.subtree() for mark in sub.marks]
+            if above.start <= floor:
+                break
+            above = above.parent
+        gone = [mark for mark in dict.fromkeys(dead) if mark is not tip and not mark.guards]
+        return sum(self.unlink(mark) for mark in gone)
+
+    def drop(self, entry: Entry, *, cause: str = "evicted") -> int:
+        """Remove an entry whole, with all that only it holds; return pages retained no more."""
+        freed = 0
+        while entry.identity in self.entries:
+            freed += self.shorten(entry, cause=cause)
+        return freed
+
+    def remove(self, mark: Checkpoint, *, cause: str) -> None:
+        """Remove one checkpoint wherever it stands, guarded or not (quarantine, expiry)."""
+        for entry in self.entries.values():
+            if entry.pinned and mark in entry.pinned:
+                entry.pinned.remove(mark)
+                self.unguard(mark)
+        holder = mark.where.tip
+        if holder is not None and holder.tip is mark:
+            self.shorten(holder, cause=cause)
+            return
+        raw = index.sequence(mark.where, mark.position)
+        carried = index.attributes(mark.where, mark.position)
+        space = self._namespace(mark.where)
+        self.ghosts.add(space, raw, carried, cause=cause, tick=self.tick, used=mark.tick)
+        self.unlink(mark)
+
+    def _namespace(self, path: Path) -> Namespace:
+        while path.parent is not None:
+            path = path.parent
+        return next(space for space, root in self.roots.items() if root is path)
+
+    def _untip(self, entry: Entry) -> None:
+        path = entry.tip.where
+        path.tip = None
+        path.count_entries(-1)
+
+    def _forget(self, entry: Entry) -> None:
+        self.unpin(entry)
+        self.ranking.removed(entry)
+        del self.entries[entry.identity]
+        self._rename(entry, "")
+
+    def sweep(self, namespace: Namespace) -> None:
+        """Forget a namespace under which nothing is left."""
+        root = self.roots.get(namespace)
+        if root is not None and not root.label and not root.forks:
+            del self.roots[namespace]
+            self._digests.pop(namespace, None)
+
+    def _rename(self, entry: Entry, key: str) -> None:
+        if entry.key:
+            named = self.keys[entry.key]
+            del named[entry.identity]
+            if not named:
+                del self.keys[entry.key]
+        entry.key = key
+        if key:
+            self.keys.setdefault(key, {})[entry.identity] = entry
+
+    # -- events ----------------------------------------------------------------------------
+
+    def emit(self, kind: str, entry: Entry, *, key: str | None = None, freed: int = 0) -> None:
+        """Note an event; the oldest is forgotten when the buffer is full (G8)."""
+        if self.config.events:
+            tip, path = entry.tip, entry.tip.path
+            positions = () if path is None else index.positions_to(path, tip.position)
+            self._note(kind, entry.key if key is None else key, positions, freed)
+
+    def _note(self, kind: str, key: str, positions: tuple[int, ...], freed: int) -> None:
+        self.events.append(
+            Event(
+                number=next(self._numbers),
+                kind=kind,
+                key=key,
+                positions=positions,
+                bytes=freed * self.config.page_bytes,
+            )
+        )
+
+    def unlink_spare(self, mark: Checkpoint) -> int:
+        """Take a superseded checkpoint out for room and say so; see `unlink`."""
+        path, position = mark.where, mark.position
+        entry, key = path.tip, ""
+        if self.config.events and entry is None:
+            raw, carried = index.sequence(path, position), index.attributes(path, position)
+            key = self.key(self._namespace(path), [raw], carried)
+        freed = self.unlink(mark)
+        if entry is not None:
+            self.emit("truncated", entry, freed=freed)
+        elif key:
+            self._note("evicted", key, (), freed)
+        return freed
+
+    def path_marks(self, entry: Entry) -> Iterator[Checkpoint]:
+        """Yield every checkpoint on an entry's path, deepest first; none for a gone entry."""
+        mark = entry.tip if entry.identity in self.entries else None
+        while mark is not None:
+            yield mark
+            mark = index.previous_mark(mark)
