@@ -47,7 +47,8 @@ def _check_tree(root: Path) -> list[Checkpoint]:
         assert path.parent is None or ends, "a path that holds nothing"
         assert max(ends, default=path.start) == path.end, "tokens that nothing holds"
         for position, group in (path.forks or {}).items():
-            assert path.start <= position <= path.end and group, "fork off its path"
+            assert path.start <= position <= path.end, "fork off its path"
+            assert group, "a position where nothing forks"
             for key, child in group.items():
                 assert child.parent is path, "fork of another path"
                 assert child.key == key, "fork under a wrong key"

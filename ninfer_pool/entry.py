@@ -123,6 +123,8 @@ class Entry:
     __slots__ = (
         "bytes",
         "created",
+        "gain",
+        "gain_bytes",
         "gap",
         "hits",
         "identity",
@@ -158,9 +160,13 @@ class Entry:
         self.gap = 0
         """Commits between its last two uses; 0 before the first."""
         self.saved = 0
-        """Tokens of its tip that no kept ancestor would spare: what losing it costs."""
+        """Tokens of its tip that no other entry holds: what losing it costs."""
         self.bytes = 0
-        """Bytes that losing its tip would free, as last computed."""
+        """Bytes that losing it would free, about, as last computed."""
+        self.gain = 0
+        """Tokens that its tip spares beyond the checkpoint before it."""
+        self.gain_bytes = 0
+        """Bytes that losing its tip would free, about."""
         self.priority = 0
         self.released = False
         self.pinned: list[Checkpoint] | None = None

@@ -103,11 +103,13 @@ class Holdings:
             self.sweep(namespace)
 
     def set_spare(self, mark: Checkpoint, *, gap: int) -> None:
+        """Let a checkpoint be superseded: the first to go."""
         if not mark.spare:
             self.spares.add(mark, gap=gap, serial=next(self._serials))
             self.counters.superseded += 1
 
     def gap(self, mark: Checkpoint) -> int:
+        """Return the tokens between a checkpoint and the one before it on its way."""
         before = index.previous_mark(mark)
         return mark.position - (before.position if before is not None else 0)
 
@@ -143,6 +145,11 @@ class Holdings:
         entry.saved = entry.tip.position - base
         pages = -(-entry.tip.position // size) - base // size + self.config.image_pages
         entry.bytes = pages * self.config.page_bytes
+        before = index.previous_mark(entry.tip)
+        kept = before.position if before is not None else 0
+        entry.gain = entry.tip.position - kept
+        pages = -(-entry.tip.position // size) - kept // size + self.config.image_pages
+        entry.gain_bytes = pages * self.config.page_bytes
 
     # -- removal ---------------------------------------------------------------------------
 

@@ -369,13 +369,12 @@ def _join(path: Path) -> None:
 
 def previous_mark(mark: Checkpoint) -> Checkpoint | None:
     """Return the next mark towards the root, or None. O(log marks) and O(1) a hop."""
-    path: Path | None = mark.where
+    path = mark.where
     at = path.marks.index(mark, bisect_left(path.positions, mark.position)) - 1
     while at < 0:
-        start = path.start
-        path = path.parent
-        if path is None:
+        if path.parent is None:
             return None
+        start, path = path.start, path.parent
         at = bisect_right(path.positions, start) - 1
     return path.marks[at]
 

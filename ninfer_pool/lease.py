@@ -190,7 +190,7 @@ class Lease:
     def has_checkpoint(self, position: int) -> bool:
         """Say whether one was taken there, or resumed from."""
         source = self.grant.source
-        resumed = source is not None and source.position == position
+        resumed = source is not None and source.position == position == self.start
         return resumed or bool(self.taken and self.taken[-1].position == position)
 
     def parts(self, begin: int, end: int) -> list[memoryview]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 from ninfer_pool.entry import Checkpoint, Entry
 from ninfer_pool.retained import Retained
@@ -77,7 +78,8 @@ def _evict_spare(retained: Retained, bill: Bill) -> bool:
 
 
 def _shorten_next(retained: Retained, bill: Bill) -> bool:
-    for entry in retained.ranking.order(retained.tick):
+    ranking, tick = retained.ranking, retained.tick
+    for entry in chain(ranking.thin(tick), ranking.order(tick)):
         if not entry.tip.guards:
             shorten(retained, entry, bill)
             return True

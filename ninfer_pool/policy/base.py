@@ -49,6 +49,10 @@ class Policy:
     def stranger(self, tick: int) -> None:
         """A request shared nothing with anything retained or remembered."""
 
+    def thin(self, tick: int) -> Iterator[Entry]:
+        """Yield entries that had better lose their tip before `order` is asked for bytes."""
+        return iter(())
+
     def order(self, tick: int) -> Iterator[Entry]:
         """Yield entries, the first victim first. The pool seldom takes more than a few."""
         raise NotImplementedError

@@ -17,6 +17,8 @@ _Item: TypeAlias = tuple[float, int] | tuple[float, int, int]
 
 PATIENCE = 2.0
 """An entry that stays away longer than this many of its own gaps is taken to be over."""
+CHEAP = 4
+"""A tip that spares this many times less a byte than its entry does had better go first."""
 NEW_WEIGHT = 0.5
 """Weight of the newest gap in an entry's own mean."""
 COMMON_WEIGHT = 0.02
@@ -39,6 +41,7 @@ class Comeback(Policy):
         self._entries: dict[int, Entry] = {}
         self._gaps: dict[int, float] = {}
         self._places: dict[int, tuple[SortedList, _Item]] = {}
+        self._used: dict[int, int] = {}
         self._known: SortedList = SortedList()
         """Entries with a gap of their own, by worth."""
         self._fresh: SortedList = SortedList()
@@ -47,6 +50,8 @@ class Comeback(Policy):
         """The same, by last use."""
         self._over: SortedList = SortedList()
         """Entries expected no more, by last use."""
+        self._cheap: SortedList = SortedList()
+        """Entries whose tip spares little for its bytes, by last use."""
         self._due: list[tuple[float, int, int]] = []
         self._common = 0.0
         self._regret = 0.0
@@ -80,6 +85,11 @@ class Comeback(Policy):
         """Learn how long what was evicted too early would have had to wait."""
         self._learn(float(gap))
         self._regret = self._regret + REGRET_WEIGHT * (gap - self._regret) if self._regret else gap
+
+    def thin(self, tick: int) -> Iterator[Entry]:
+        """Yield entries whose tip spares far less a byte than the whole entry does."""
+        for _, identity in self._cheap:
+            yield self._entries[identity]
 
     def order(self, tick: int) -> Iterator[Entry]:
         """Yield what is over, then what is awaited, the least worth first."""
@@ -133,10 +143,14 @@ class Comeback(Policy):
     def _put(self, entry: Entry, place: SortedList, item: _Item) -> None:
         place.add(item)
         self._places[entry.identity] = (place, item)
+        self._used[entry.identity] = entry.used
+        if CHEAP * entry.gain * entry.bytes < entry.saved * entry.gain_bytes:
+            self._cheap.add((entry.used, entry.identity))
 
     def _leave(self, entry: Entry) -> None:
         place, item = self._places.pop(entry.identity)
         place.remove(item)
+        self._cheap.discard((self._used.pop(entry.identity), entry.identity))
         if place is self._fresh:
             self._oldest_fresh.remove((-int(item[1]), entry.identity))
 
@@ -182,6 +196,10 @@ class Default(Comeback):
     def stranger(self, tick: int) -> None:
         """Neither: what was learnt is worth less."""
         self._weigh(regret=0.0, hit=0.0)
+
+    def thin(self, tick: int) -> Iterator[Entry]:
+        """Only under pressure: while recency works, the least recent entry is of least use."""
+        return super().thin(tick) if self._pressed else iter(())
 
     def order(self, tick: int) -> Iterator[Entry]:
         """Yield by chance of return under pressure, else the least recently used first."""

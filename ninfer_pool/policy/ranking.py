@@ -53,6 +53,11 @@ class Ranking:
         for policy in self._classes.values():
             policy.stranger(tick)
 
+    def thin(self, tick: int) -> Iterator[Entry]:
+        """Yield entries whose tip had better go before `order` is asked for bytes."""
+        for policy in self._classes.values():
+            yield from policy.thin(tick)
+
     def order(self, tick: int) -> Iterator[Entry]:
         """Yield entries, the first victim first."""
         for policy in self._classes.values():

@@ -57,6 +57,8 @@ class Plan:
     budget_bytes: int | None = None
     make: Callable[[], Policy] | None = None
     """The policy's factory; None: by name."""
+    now: Callable[[int], None] | None = None
+    """Told which request the pool is about to act for: for policies that know the trace."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,7 +105,13 @@ class Replay:
     """One run of a trace: requests wait in order of arrival for a lane, then hold a lease."""
 
     def __init__(
-        self, trace: Trace, source: TokenSource, setup: Setup, plan: Plan, *, until: int | None = None
+        self,
+        trace: Trace,
+        source: TokenSource,
+        setup: Setup,
+        plan: Plan,
+        *,
+        until: int | None = None,
     ) -> None:
         self.trace = trace
         self.source = source
@@ -111,6 +119,7 @@ class Replay:
         self.pool = PrefixPool(pool_config(trace, setup, plan))
         self.tally = Tally(trace, setup, plan, self.pool)
         self.now = 0.0
+        self._tell = plan.now
         self.until = len(trace.requests) if until is None else until
         self._events: list[tuple[float, int, _Job]] = []
         self._serial = count()
@@ -158,6 +167,7 @@ class Replay:
 
     def _start(self, request: Request) -> bool:
         """Try to admit; say whether the request left the queue."""
+        self._about(request)
         if self.pool.running == self.setup.lanes:
             return False
         prompt = self.prompt(request)
@@ -211,7 +221,12 @@ class Replay:
             when += request.output / self.setup.decode_rate
         heappush(self._events, (when, next(self._serial), job))
 
+    def _about(self, request: Request) -> None:
+        if self._tell is not None:
+            self._tell(request.id)
+
     def _prefill(self, job: _Job, chunk: Chunk) -> None:
+        self._about(job.request)
         lease = job.lease
         lease.advance(lease.prompt.tokens[chunk.begin : chunk.end])
         if chunk.checkpoint is not None:
@@ -223,6 +238,7 @@ class Replay:
 
     def _finish(self, job: _Job) -> None:
         lease, request = job.lease, job.request
+        self._about(request)
         if request.output > 1:
             lease.advance(self.source.output(request.id)[:-1])
         lease.checkpoint("frontier", position=lease.frontier)
@@ -280,7 +296,7 @@ def sweep(
     online: list[Outcome] = []
     for plan in plans(policies, entries, budgets):
         outcome = run_plan(trace, source, setup, plan, on_progress)
-        online.append(Outcome(outcome.run, outcome.detail))
+        online.append(outcome)
         yield outcome
     yield from bounds(trace, source, setup, online, entries, budgets, on_progress)
 

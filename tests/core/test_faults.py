@@ -40,7 +40,7 @@ FIELDS = ("weights", "kv_dtype", "rope", "draft", "adapter", "salt")
 def test_identity_every_field_of_the_namespace_counts(field: str) -> None:
     shop = driver()
     shop.serve(range(20))
-    base = {"weights": "sha256:1", "kv_dtype": "int8", field: "other"}
+    base: dict[str, Any] = {"weights": "sha256:1", "kv_dtype": "int8", field: "other"}
     assert shop.depth(range(20), namespace=Namespace(**base)) == 0
 
 

@@ -38,7 +38,7 @@ def test_a_buffer_of_int32_is_taken_without_a_copy() -> None:
         array.array("i", [3, 1, 2]),
         np.array([3, 0, 1, 0, 2], dtype=np.int32)[::2],
         np.array([3, 1, 2], dtype="<i4"),
-        memoryview(np.array([3, 1, 2], dtype=np.int32)),
+        np.array([3, 1, 2], dtype=np.int32).data,
     ],
 )
 def test_what_tokens_may_be(tokens: Any) -> None:

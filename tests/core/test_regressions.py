@@ -223,3 +223,11 @@ def test_an_entry_that_forks_inside_another_is_its_own_from_there() -> None:
     assert infos[24] >= 1 + 2
     entries = shop.pool.retained.entries.values()
     assert sorted(shop.pool.retained.base(entry) for entry in entries) == [20, 20]
+
+
+def test_plain_attention_retains_a_sibling_as_long_as_what_it_resumed_inside() -> None:
+    shop = driver(image_bytes=0, end_logits=False)
+    shop.serve([*range(20), 91, 7])
+    shop.serve([*range(20), 92, 7])
+    assert shop.depth([*range(20), 92, 7, 8]) == 22
+    assert len(shop.pool.entries()) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from ninfer_pool import Lease, Namespace, PoolConfig, PrefixPool, Prompt
@@ -83,7 +84,7 @@ class World:
             for entry in retained.ranking.order(retained.tick)
         )
         marks = tuple(
-            (m.position, m.kind, m.spare, m.guards, m.lane, m.uses, tuple(retained.pages_of(m).tolist()))
+            (m.position, m.kind, m.spare, m.guards, m.lane, m.uses, *retained.pages_of(m).tolist())
             for root in retained.roots.values()
             for path in root.subtree()
             for m in path.marks
@@ -95,20 +96,20 @@ class World:
         return order, marks, running, tuple(self.pool._free_lanes)
 
 
-CALL = Callable[[World], bool]
-ALPHABET: dict[str, CALL] = {
+LANES = range(2)
+ALPHABET: dict[str, Callable[[World], bool]] = {
     **{
-        f"begin {which} in lane {lane}": (lambda w, lane=lane, which=which: w.begin(lane, which))
-        for lane in range(2)
+        f"begin {which} in lane {lane}": partial(World.begin, lane=lane, which=which)
+        for lane in LANES
         for which in range(3)
     },
     **{
-        f"{how} in lane {lane}": (lambda w, lane=lane, how=how: w.end(lane, how))
-        for lane in range(2)
+        f"{how} in lane {lane}": partial(World.end, lane=lane, how=how)
+        for lane in LANES
         for how in ("commit", "release")
     },
-    **{f"answer in lane {lane}": (lambda w, lane=lane: w.answer(lane)) for lane in range(2)},
-    **{f"publish in lane {lane}": (lambda w, lane=lane: w.publish(lane)) for lane in range(2)},
+    **{f"answer in lane {lane}": partial(World.answer, lane=lane) for lane in LANES},
+    **{f"publish in lane {lane}": partial(World.publish, lane=lane) for lane in LANES},
     "clear": World.clear,
 }
 
