@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from ninfer_pool import index, keys
+from ninfer_pool import index, keys, ways
 from ninfer_pool.config import PoolConfig
 from ninfer_pool.entry import Checkpoint, Entry
 from ninfer_pool.ghosts import Ghosts
@@ -110,7 +110,7 @@ class Holdings:
 
     def gap(self, mark: Checkpoint) -> int:
         """Return the tokens between a checkpoint and the one before it on its way."""
-        before = index.previous_mark(mark)
+        before = ways.previous_mark(mark)
         return mark.position - (before.position if before is not None else 0)
 
     # -- what policies look at -------------------------------------------------------------
@@ -137,7 +137,7 @@ class Holdings:
         mark: Checkpoint | None = entry.tip
         while mark is not None and mark.position > base:
             yield mark
-            mark = index.previous_mark(mark)
+            mark = ways.previous_mark(mark)
 
     def _measure(self, entry: Entry) -> None:
         base = self.base(entry)
@@ -145,7 +145,7 @@ class Holdings:
         entry.saved = entry.tip.position - base
         pages = -(-entry.tip.position // size) - base // size + self.config.image_pages
         entry.bytes = pages * self.config.page_bytes
-        before = index.previous_mark(entry.tip)
+        before = ways.previous_mark(entry.tip)
         kept = before.position if before is not None else 0
         entry.gain = entry.tip.position - kept
         pages = -(-entry.tip.position // size) - kept // size + self.config.image_pages
@@ -176,10 +176,10 @@ class Holdings:
         tip = entry.tip
         path = tip.where
         base = self.base(entry)
-        before = index.previous_mark(tip)
+        before = ways.previous_mark(tip)
         stays = before is not None and before.position > base
-        raw = index.sequence(path, tip.position)
-        attributes = index.attributes(path, tip.position)
+        raw = ways.sequence(path, tip.position)
+        attributes = ways.attributes(path, tip.position)
         self.ghosts.add(
             entry.namespace, raw, attributes, cause=cause, tick=self.tick, used=entry.used
         )
@@ -232,8 +232,8 @@ class Holdings:
         if holder is not None and holder.tip is mark:
             self.shorten(holder, cause=cause)
             return
-        raw = index.sequence(mark.where, mark.position)
-        carried = index.attributes(mark.where, mark.position)
+        raw = ways.sequence(mark.where, mark.position)
+        carried = ways.attributes(mark.where, mark.position)
         space = self._namespace(mark.where)
         self.ghosts.add(space, raw, carried, cause=cause, tick=self.tick, used=mark.tick)
         self.unlink(mark)
@@ -277,7 +277,7 @@ class Holdings:
         """Note an event; the oldest is forgotten when the buffer is full (G8)."""
         if self.config.events:
             tip, path = entry.tip, entry.tip.path
-            positions = () if path is None else index.positions_to(path, tip.position)
+            positions = () if path is None else ways.positions_to(path, tip.position)
             self._note(kind, entry.key if key is None else key, positions, freed)
 
     def _note(self, kind: str, key: str, positions: tuple[int, ...], freed: int) -> None:
@@ -296,7 +296,7 @@ class Holdings:
         path, position = mark.where, mark.position
         entry, key = path.tip, ""
         if self.config.events and entry is None:
-            raw, carried = index.sequence(path, position), index.attributes(path, position)
+            raw, carried = ways.sequence(path, position), ways.attributes(path, position)
             key = self.key(self._namespace(path), [raw], carried)
         freed = self.unlink(mark)
         if entry is not None:
@@ -310,4 +310,4 @@ class Holdings:
         mark = entry.tip if entry.identity in self.entries else None
         while mark is not None:
             yield mark
-            mark = index.previous_mark(mark)
+            mark = ways.previous_mark(mark)

@@ -290,9 +290,7 @@ def split_tail(path: Path, at: int) -> Path:
     """
     cut = 4 * (at - path.start)
     border = bisect_left(path.attributes, (at,))
-    tail = Path(
-        parent=path, start=at, label=path.label[cut:], attributes=path.attributes[border:]
-    )
+    tail = Path(parent=path, start=at, label=path.label[cut:], attributes=path.attributes[border:])
     del path.label[cut:]
     del path.attributes[border:]
     first = bisect_right(path.positions, at)
@@ -365,51 +363,3 @@ def _join(path: Path) -> None:
         path.tip = child.tip
     if path.parent is None and path.start == 0:
         path.key = first_cell(path.label, path.attributes, 0)
-
-
-def previous_mark(mark: Checkpoint) -> Checkpoint | None:
-    """Return the next mark towards the root, or None. O(log marks) and O(1) a hop."""
-    path = mark.where
-    at = path.marks.index(mark, bisect_left(path.positions, mark.position)) - 1
-    while at < 0:
-        if path.parent is None:
-            return None
-        start, path = path.start, path.parent
-        at = bisect_right(path.positions, start) - 1
-    return path.marks[at]
-
-
-def sequence(path: Path, position: int) -> bytes:
-    """Return the token bytes ``[0, position)`` of the sequence through ``path``. O(bytes)."""
-    parts = []
-    upto = position
-    current: Path | None = path
-    while current is not None:
-        parts.append(current.label[: 4 * (upto - current.start)])
-        upto = current.start
-        current = current.parent
-    return b"".join(reversed(parts))
-
-
-def attributes(path: Path, position: int) -> list[Attribute]:
-    """Return the attributes ``[0, position)`` of the sequence through ``path``, ascending."""
-    parts: list[list[Attribute]] = []
-    upto = position
-    current: Path | None = path
-    while current is not None:
-        parts.append(current.attributes[: bisect_left(current.attributes, (upto,))])
-        upto = current.start
-        current = current.parent
-    return list(chain.from_iterable(reversed(parts)))
-
-
-def positions_to(path: Path, position: int) -> tuple[int, ...]:
-    """Return the positions of all marks on the way to ``position``, ascending. O(marks)."""
-    found: list[int] = []
-    upto = position
-    current: Path | None = path
-    while current is not None:
-        found = current.positions[: bisect_right(current.positions, upto)] + found
-        upto = current.start
-        current = current.parent
-    return tuple(found)

@@ -18,6 +18,9 @@ from ninfer_pool.index import Hop, Path
 from ninfer_pool.keys import Attribute
 from ninfer_pool.namespace import Namespace
 
+GRID_WORTH = 4
+"""A point shortly before a prompt's end that spares fewer tokens than this many images hold is
+the first to go, like superseded ones: few prompts part just there."""
 NEVER_SUPERSEDED = ("system", "junction")
 
 
@@ -162,9 +165,12 @@ class Retained(Holdings):
             rest = rest[len(here) :]
             if here:
                 index.add_marks(path, here)
+        worth = GRID_WORTH * self.config.image_pages * self.config.page_tokens
         for mark in fresh:
             mark.tick = self.tick
             self.ledger.hold(self.pages_of(mark))
+            if mark.kind == "grid" and mark is not fresh[-1] and self.gap(mark) < worth:
+                self.spares.add(mark, gap=self.gap(mark), serial=next(self._serials))
         self.checkpoints += len(fresh)
 
     def _set_tip(
@@ -222,10 +228,10 @@ class Retained(Holdings):
         base = self.base(path.tip)
         new = {*fresh, path.tip.tip}
         for mark in index.marks_upto(hops, total):
-            if mark.position <= base or mark.spare:
-                break
             if mark in new:
                 continue
+            if mark.position <= base or mark.spare:
+                break
             if mark.kind not in NEVER_SUPERSEDED and not mark.guards:
                 self.set_spare(mark, gap=self.gap(mark))
         return self.counters.superseded > before

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ninfer_pool import index
+from ninfer_pool import ways
 from ninfer_pool.config import PoolConfig
 from ninfer_pool.namespace import Namespace
 from ninfer_pool.planner import canonical_cuts
@@ -72,8 +72,8 @@ class OraclePool:
         for namespace, root in pool.retained.roots.items():
             for path in root.subtree():
                 for mark in path.marks:
-                    tokens = memoryview(index.sequence(path, mark.position)).cast("i").tolist()
-                    carried = dict(index.attributes(path, mark.position))
+                    tokens = memoryview(ways.sequence(path, mark.position)).cast("i").tolist()
+                    carried = dict(ways.attributes(path, mark.position))
                     cells = tuple((token, carried.get(at, b"")) for at, token in enumerate(tokens))
                     oracle.records.append(Record(namespace, cells, mark.kind, mark.cuts))
         return oracle

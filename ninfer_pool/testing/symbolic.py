@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ninfer_pool import index
+from ninfer_pool import ways
 from ninfer_pool.config import PoolConfig
 from ninfer_pool.lease import Lease
 from ninfer_pool.namespace import Namespace
@@ -264,8 +264,8 @@ def audit(pool: PrefixPool, engine: SymbolicEngine) -> int:
     for namespace, root in retained.roots.items():
         for path in root.subtree():
             for mark in path.marks:
-                raw = memoryview(index.sequence(path, mark.position)).cast("i").tolist()
-                carried = dict(index.attributes(path, mark.position))
+                raw = memoryview(ways.sequence(path, mark.position)).cast("i").tolist()
+                carried = dict(ways.attributes(path, mark.position))
                 chain: list[Cell] = []
                 extend_chain(chain, raw, attributes=carried, start=seed(namespace), shape=b"")
                 rows = engine.rows(mark.kv_pages(pool.config.page_tokens), mark.position)
