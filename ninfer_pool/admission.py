@@ -52,9 +52,7 @@ def search(
     )
 
 
-def admit(
-    retained: Retained, request: Request, lane: int
-) -> Grant | Refusal:
+def admit(retained: Retained, request: Request, lane: int) -> Grant | Refusal:
     """Take the pages that the request needs, or say why not, with nothing changed.
 
     A resume that does not fit beside what it resumes from is replanned to a cold start.

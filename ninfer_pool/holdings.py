@@ -209,9 +209,7 @@ class Holdings:
             for child in above.forks_after(floor):
                 if not child.entries:
                     dead += [mark for sub in child.subtree() for mark in sub.marks]
-            if above.start <= floor:
-                break
-            above = above.parent
+            above = above.parent if above.start > floor else None
         gone = [mark for mark in dict.fromkeys(dead) if mark is not tip and not mark.guards]
         return sum(self.unlink(mark) for mark in gone)
 

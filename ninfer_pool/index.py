@@ -117,6 +117,9 @@ class Hop(NamedTuple):
     upto: int
 
 
+_EMPTY = memoryview(b"")
+
+
 def first_cell(label: Sequence[int] | bytearray, attributes: Sequence[Attribute], at: int) -> bytes:
     """Return what tells forks at one position apart: the next token and its attributes."""
     payload = attributes[0][1] if attributes and attributes[0][0] == at else b""
@@ -144,7 +147,7 @@ def walk(
         label = path.label
         skip = 4 * (begin - path.start)
         offset = 4 * (begin - origin)
-        piece = view[offset : offset + len(label) - skip]
+        piece = view[offset : offset + len(label) - skip] if label else _EMPTY
         size = len(piece)
         if size > CHUNK:
             size = _common(label, piece, skip)
@@ -194,6 +197,11 @@ def _common(label: bytearray, piece: memoryview, skip: int) -> int:
 def _first_difference(label: bytearray, piece: memoryview, skip: int, low: int, high: int) -> int:
     """Return the first byte of the first cell that differs in ``[low, high)``; one does."""
     starts = label.startswith
+    step = 64
+    while low + step < high and starts(piece[low : low + step], skip + low):
+        low += step
+        step *= 4
+    high = min(high, low + step)
     while high - low > 4:
         middle = (low + high) // 8 * 4
         if starts(piece[low:middle], skip + low):
@@ -286,7 +294,8 @@ def split_tail(path: Path, at: int) -> Path:
     """Turn what lies past ``at`` on ``path`` into a fork of it, and return the fork.
 
     So the sequence that goes on from ``at`` can extend the path itself, and a conversation stays
-    one path however often its tails are replaced. O(bytes of the tail).
+    one path however often its tails are replaced. The tip of ``path``, if any, lies past ``at``.
+    O(bytes of the tail).
     """
     cut = 4 * (at - path.start)
     border = bisect_left(path.attributes, (at,))
@@ -307,8 +316,7 @@ def split_tail(path: Path, at: int) -> Path:
         child.parent = tail
     tail.live = {q: count for q, count in path.live.items() if q > at}
     path.live = {q: count for q, count in path.live.items() if q <= at}
-    if path.tip is not None and path.tip.tip.path is tail:
-        tail.tip, path.tip = path.tip, None
+    tail.tip, path.tip = path.tip, None
     tail.entries = sum(tail.live.values()) + (tail.tip is not None)
     path.add_live(at, tail.entries)
     _hang(tail)

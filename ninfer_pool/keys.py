@@ -49,9 +49,7 @@ def number(value: int) -> bytes:
     return struct.pack("<q", value)
 
 
-def sequence_key(
-    namespace: bytes, tokens: Sequence[Bytes], attributes: Sequence[Attribute]
-) -> str:
+def sequence_key(namespace: bytes, tokens: Sequence[Bytes], attributes: Sequence[Attribute]) -> str:
     """Return the key of the token bytes (int32, in parts) with ``attributes`` under a namespace.
 
     One hash pass without a copy: O(n), about 0.1 µs for 1,000 tokens.

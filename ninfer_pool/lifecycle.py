@@ -141,9 +141,7 @@ def _touch(pool: PrefixPool, source: Checkpoint, lease: Lease) -> Entry | None:
     return None
 
 
-def _stretch(
-    pool: PrefixPool, lease: Lease, source: Checkpoint | None, position: int
-) -> Stretch:
+def _stretch(pool: PrefixPool, lease: Lease, source: Checkpoint | None, position: int) -> Stretch:
     """The lease's sequence up to ``position``; what it resumed from need not be walked again."""
     known = source is not None and source.path is not None
     origin = lease.start if known else 0

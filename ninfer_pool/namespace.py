@@ -42,19 +42,26 @@ class Namespace:
     salt: str | None = None
     rank: int = 0
     world_size: int = 1
+    _hash: int = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
+        for field in _identity():
             _check(field.name, getattr(self, field.name))
         if self.salt is not None and not 1 <= len(self.salt) <= MAX_SALT:
             raise NamespaceError(f"salt: {len(self.salt)} characters; needs 1 to {MAX_SALT}")
         if not 0 <= self.rank < self.world_size:
             raise NamespaceError(f"rank: {self.rank}; needs 0 <= rank < {self.world_size}")
+        fields = tuple(getattr(self, field.name) for field in _identity())
+        object.__setattr__(self, "_hash", hash(fields))
+
+    def __hash__(self) -> int:
+        """The fields' hash, worked out once: every lookup asks for it."""
+        return self._hash
 
     def encode(self, *, grid: int, min_chunk: int) -> bytes:
         """Return the bytes that name this namespace in a pool of that grid; see `keys`."""
         parts = [b"NPns\x01"]
-        for field in dataclasses.fields(self):
+        for field in _identity():
             value = getattr(self, field.name)
             parts.append(keys.number(value) if field.name in _NUMBERS else keys.text(value))
         return b"".join([*parts, keys.number(grid), keys.number(min_chunk)])
@@ -65,10 +72,14 @@ class Namespace:
 
     def first_difference(self, other: Namespace) -> str | None:
         """Return the name of the first field that differs, or None."""
-        for field in dataclasses.fields(self):
+        for field in _identity():
             if getattr(self, field.name) != getattr(other, field.name):
                 return field.name
         return None
+
+
+def _identity() -> list[dataclasses.Field[object]]:
+    return [field for field in dataclasses.fields(Namespace) if field.compare]
 
 
 def _check(name: str, value: object) -> None:

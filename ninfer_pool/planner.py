@@ -102,8 +102,7 @@ def plan_captures(
     chosen.update(
         (position, kind)
         for position, kind in extra.items()
-        if position not in chosen
-        and (not exact or position in canonical or position % grid == 0)
+        if position not in chosen and (not exact or position in canonical or position % grid == 0)
     )
     return [
         (position, kind)

@@ -22,7 +22,7 @@ from ninfer_pool.prompt import Prompt
 from ninfer_pool.results import EntryInfo, Event, Explanation, Pending, Refusal, Stats
 from ninfer_pool.retained import Retained
 from ninfer_pool.room import Bill, drop_entry
-from ninfer_pool.search import Matches, Rules, deepest_resume, explain, find
+from ninfer_pool.search import Matches, Rules, deepest_resume, explain, find, lookup
 
 
 class PrefixPool:
@@ -60,14 +60,11 @@ class PrefixPool:
 
     def lookup(self, prompt: Prompt) -> Matches:
         """Return the positions where ``prompt`` can be resumed, ascending. O(matched bytes)."""
-        rules = self._rules()
+        clock = self.config.clock
         with self._lock:
-            found = find(self.retained, prompt, None, rules)
-            return Matches(self.retained, prompt, found, rules)
+            return lookup(self.retained, prompt, clock() if clock is not None else None)
 
-    def explain(
-        self, prompt: Prompt, *, read: bool = True, exact: bool = False
-    ) -> Explanation:
+    def explain(self, prompt: Prompt, *, read: bool = True, exact: bool = False) -> Explanation:
         """Return why ``prompt`` would hit as deep as it would, and what would help."""
         rules = self._rules(read=read, exact=exact)
         with self._lock:

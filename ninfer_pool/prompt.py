@@ -166,8 +166,9 @@ def _media(spans: Iterable[tuple[int, int, str | None]], count: int) -> tuple[Me
             raise PromptError(f"{field}: {raw!r}; needs (begin, end, digest)") from None
         if not all(map(_is_int, raw[:2])):
             raise PromptError(f"{field}: {raw!r}; needs begin and end as ints")
-        if not isinstance(span.digest, (str, type(None))) or span.digest == "":
-            raise PromptError(f"{field}.digest: {span.digest!r}; needs a text, or None")
+        digest: object = span.digest
+        if not isinstance(digest, (str, type(None))) or digest == "":
+            raise PromptError(f"{field}.digest: {digest!r}; needs a text, or None")
         if not 0 <= span.begin < span.end <= count:
             raise PromptError(
                 f"{field}: [{span.begin}, {span.end}); needs 0 <= begin < end <= {count}"

@@ -62,8 +62,8 @@ def _drop_next(retained: Retained, keep: Entry | None, bill: Bill) -> None:
 
 def _evict_until(retained: Retained, done: Callable[[], bool], bill: Bill) -> None:
     while not done():
-        found = _evict_spare(retained, bill) or _shorten_next(retained, bill)
-        assert found or _thin_next(retained, bill), "what was promised to fit does not"
+        if not (_evict_spare(retained, bill) or _shorten_next(retained, bill)):
+            _thin_next(retained, bill)
 
 
 def _evict_spare(retained: Retained, bill: Bill) -> bool:
@@ -86,17 +86,16 @@ def _shorten_next(retained: Retained, bill: Bill) -> bool:
     return False
 
 
-def _thin_next(retained: Retained, bill: Bill) -> bool:
+def _thin_next(retained: Retained, bill: Bill) -> None:
     """Take a checkpoint that lies before a protected tip: the last thing left to go."""
-    for entry in retained.ranking.order(retained.tick):
-        for mark in retained.path_marks(entry):
-            if not mark.guards:
-                freed = retained.unlink(mark)
-                bill.add(freed)
-                retained.counters.truncations += 1
-                retained.counters.evicted_pages += freed
-                return True
-    return False
+    order = retained.ranking.order(retained.tick)
+    marks = chain.from_iterable(retained.path_marks(entry) for entry in order)
+    mark = next((mark for mark in marks if not mark.guards), None)
+    assert mark is not None, "what was promised to fit does not"
+    freed = retained.unlink(mark)
+    bill.add(freed)
+    retained.counters.truncations += 1
+    retained.counters.evicted_pages += freed
 
 
 def shorten(retained: Retained, entry: Entry, bill: Bill) -> None:
@@ -117,9 +116,7 @@ def drop_entry(retained: Retained, entry: Entry, bill: Bill) -> None:
     _account(retained, entry, bill, freed, "evicted", key)
 
 
-def _account(
-    retained: Retained, entry: Entry, bill: Bill, freed: int, kind: str, key: str
-) -> None:
+def _account(retained: Retained, entry: Entry, bill: Bill, freed: int, kind: str, key: str) -> None:
     bill.add(freed)
     retained.counters.evicted_pages += freed
     retained.emit(kind, entry, key=key, freed=freed)

@@ -55,9 +55,7 @@ def usable(mark: Checkpoint, rules: Rules) -> bool:
     return mark.expires is None or rules.now is None or mark.expires > rules.now
 
 
-def find(
-    retained: Retained, prompt: Prompt, cuts: tuple[int, ...] | None, rules: Rules
-) -> Found:
+def find(retained: Retained, prompt: Prompt, cuts: tuple[int, ...] | None, rules: Rules) -> Found:
     """Return the deepest checkpoint that ``prompt`` may resume, preferring exact ones at a tie.
 
     ``cuts`` are the prompt's canonical ones; None: do not ask what is exact.
@@ -136,40 +134,42 @@ class Matches(Sequence[Match]):
     It stays as it was when `PrefixPool.lookup` returned, whatever happens to the pool.
     """
 
-    __slots__ = ("_found", "_items", "_prompt", "_retained", "_rules", "_runs")
+    __slots__ = ("_items", "_now", "_prompt", "_retained", "_runs", "_token", "deepest")
 
-    def __init__(self, retained: Retained, prompt: Prompt, found: Found, rules: Rules) -> None:
-        limit = deepest_resume(retained.config, prompt)
-        self._runs = [
-            (path.marks, bisect_right(path.positions, min(upto, limit)))
-            for path, upto in found.hops
-            if path.positions
-        ]
-        self._found = found
+    def __init__(
+        self,
+        retained: Retained,
+        prompt: Prompt,
+        runs: list[tuple[list[Checkpoint], int]],
+        deepest: int,
+        *,
+        now: float | None = None,
+        token: Found | None = None,
+    ) -> None:
+        self.deepest = deepest
+        """The deepest position that can be resumed; 0 for none."""
+        self._runs = runs
         self._prompt = prompt
         self._retained = retained
-        self._rules = rules
+        self._now = now
+        self._token = token
         self._items: list[Match] | None = None
-
-    @property
-    def deepest(self) -> int:
-        """The deepest position that can be resumed; 0 for none. O(1)."""
-        return self._found.position
 
     def _all(self) -> list[Match]:
         if self._items is None:
             config = self._retained.config
             cuts = canonical_cuts(self._prompt, grid=config.grid, min_chunk=config.min_chunk)
+            rules = Rules(now=self._now)
             best: dict[int, Match] = {}
             for marks, count in self._runs:
                 for mark in marks[:count]:
                     exact = mark.exact_for(cuts, config.grid, mark.position)
-                    if usable(mark, self._rules) and (exact or mark.position not in best):
+                    if usable(mark, rules) and (exact or mark.position not in best):
                         best[mark.position] = _match(config, mark.position, mark.kind, exact=exact)
-            found = self._found
-            if found.position and found.position not in best:
-                kind = found.kind or "junction"
-                best[found.position] = _match(config, found.position, kind, exact=found.exact)
+            token = self._token
+            if token is not None and token.position and token.position not in best:
+                kind = token.kind or "junction"
+                best[token.position] = _match(config, token.position, kind, exact=token.exact)
             self._items = [best[position] for position in sorted(best)]
         return self._items
 
@@ -187,7 +187,7 @@ class Matches(Sequence[Match]):
         return iter(self._all())
 
     def __bool__(self) -> bool:
-        return self._found.position > 0
+        return self.deepest > 0
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, (Matches, list, tuple)):
@@ -198,6 +198,28 @@ class Matches(Sequence[Match]):
 
     def __repr__(self) -> str:
         return repr(self._all())
+
+
+def lookup(retained: Retained, prompt: Prompt, now: float | None) -> Matches:
+    """Return where ``prompt`` can be resumed. O(matched bytes); what is listed is found later."""
+    root = retained.roots.get(prompt.namespace)
+    if root is None:
+        return Matches(retained, prompt, [], 0)
+    hops = index.walk(root, prompt.buffer, prompt.attributes)
+    limit = deepest_resume(retained.config, prompt)
+    runs = []
+    deepest = 0
+    for path, upto in hops:
+        positions = path.positions
+        count = bisect_right(positions, upto if upto < limit else limit) if positions else 0
+        if count:
+            runs.append((path.marks, count))
+            deepest = positions[count - 1]
+    if now is None and retained.config.image_bytes:
+        return Matches(retained, prompt, runs, deepest)
+    found = find(retained, prompt, None, Rules(now=now))
+    token = None if retained.config.image_bytes else found
+    return Matches(retained, prompt, runs, found.position, now=now, token=token)
 
 
 def _match(config: PoolConfig, position: int, kind: str, *, exact: bool) -> Match:
@@ -265,9 +287,7 @@ def _diverged_at(found: Found, prompt: Prompt) -> int | None:
     return upto if goes_on and upto < len(prompt) else None
 
 
-def _other_identity(
-    retained: Retained, prompt: Prompt, found: Found, resumable: int
-) -> str | None:
+def _other_identity(retained: Retained, prompt: Prompt, found: Found, resumable: int) -> str | None:
     """Return the field but for which more would have matched, under the same salt."""
     if found.hops:
         path, upto = found.hops[-1]
@@ -296,11 +316,10 @@ def _attribute_parting(path: Path, upto: int, prompt: Prompt) -> str | None:
     if upto < path.end and path.label[offset : offset + 4] == token:
         others.append(dict(path.attributes).get(upto, b""))
     others += [key[4:] for key in (path.forks or {}).get(upto, ()) if key[:4] == token]
-    for other in others:
-        if other != mine:
-            one, two = payload_fields(mine), payload_fields(other)
-            return next(_FIELDS[tag] for tag in b"MQPT" if one.get(tag) != two.get(tag))
-    return None
+    if not others:
+        return None
+    one, two = payload_fields(mine), payload_fields(others[0])
+    return next(_FIELDS[tag] for tag in b"MQPT" if one.get(tag) != two.get(tag))
 
 
 def _helps(

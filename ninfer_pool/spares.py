@@ -48,8 +48,7 @@ class Spares:
             self._order.remove(item)
 
     def widen(self, mark: Checkpoint, *, gap: int) -> None:
-        """Give a checkpoint a new gap: the one before it went."""
-        if mark.spare:
-            serial = self._items[mark][-1]
-            self.discard(mark)
-            self.add(mark, gap=gap, serial=serial)
+        """Give one of them a new gap: the checkpoint before it went."""
+        serial = self._items[mark][-1]
+        self.discard(mark)
+        self.add(mark, gap=gap, serial=serial)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, merge
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from sortedcontainers import SortedList
 
@@ -40,17 +40,17 @@ class Comeback(Policy):
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._gaps: dict[int, float] = {}
-        self._places: dict[int, tuple[SortedList, _Item]] = {}
+        self._places: dict[int, tuple[SortedList[Any], _Item]] = {}
         self._used: dict[int, int] = {}
-        self._known: SortedList = SortedList()
+        self._known: SortedList[Any] = SortedList()
         """Entries with a gap of their own, by worth."""
-        self._fresh: SortedList = SortedList()
+        self._fresh: SortedList[Any] = SortedList()
         """Entries used once, by worth for a gap of 0."""
-        self._oldest_fresh: SortedList = SortedList()
+        self._oldest_fresh: SortedList[Any] = SortedList()
         """The same, by last use."""
-        self._over: SortedList = SortedList()
+        self._over: SortedList[Any] = SortedList()
         """Entries expected no more, by last use."""
-        self._cheap: SortedList = SortedList()
+        self._cheap: SortedList[Any] = SortedList()
         """Entries whose tip spares little for its bytes, by last use."""
         self._due: list[tuple[float, int, int]] = []
         self._common = 0.0
@@ -140,7 +140,7 @@ class Comeback(Policy):
         entry = self._entries.get(due[2])
         return entry is not None and entry.used == due[1]
 
-    def _put(self, entry: Entry, place: SortedList, item: _Item) -> None:
+    def _put(self, entry: Entry, place: SortedList[Any], item: _Item) -> None:
         place.add(item)
         self._places[entry.identity] = (place, item)
         self._used[entry.identity] = entry.used
@@ -173,7 +173,7 @@ class Default(Comeback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._recent: SortedList = SortedList()
+        self._recent: SortedList[Any] = SortedList()
         self._ticks: dict[int, int] = {}
         self._regrets = 0.0
         self._hits = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ninfer_pool.sim.clairvoyant import MODES, Clairvoyant
+from ninfer_pool.sim.clairvoyant import MODES, Clairvoyant, Mode
 from ninfer_pool.sim.replay import OnProgress, Outcome, Plan, Setup, pool_config, run_plan
 from ninfer_pool.sim.single_lane import single_lane
 from ninfer_pool.sim.tally import Sums
@@ -106,7 +106,7 @@ def _foreseen(
     source: TokenSource,
     setup: Setup,
     plan: Plan,
-    mode: str,
+    mode: Mode,
     on_progress: OnProgress | None,
 ) -> Outcome:
     config = pool_config(trace, setup, Plan(policy="lru", budget_bytes=plan.budget_bytes))
