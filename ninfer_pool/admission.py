@@ -76,6 +76,8 @@ class _Demand:
     """Images worth evicting for: the captures planned and the frontier's."""
     freeable: int
     captures: list[tuple[int, str]]
+    source: Pages
+    """Pages of the checkpoint to resume from."""
 
 
 def _demand(retained: Retained, request: Request, found: Found) -> _Demand:
@@ -95,12 +97,15 @@ def _demand(retained: Retained, request: Request, found: Found) -> _Demand:
             exact=request.wishes.exact,
         )
     freeable = retained.ledger.freeable
+    source = np.empty(0, dtype=np.int32)
     if found.mark is not None:
         source = retained.pages_of(found.mark)
         firm = (retained.ledger.leased[source] > 0) | (retained.ledger.kept[source] > 0)
         freeable -= int(np.count_nonzero(~firm))
     images = len(captures) + 1 if request.wishes.retain and config.image_pages else 0
-    return _Demand(pages=pages, images=images, freeable=freeable, captures=captures)
+    return _Demand(
+        pages=pages, images=images, freeable=freeable, captures=captures, source=source
+    )
 
 
 def worth_tokens(image_pages: int, page_tokens: int) -> int:
@@ -132,10 +137,9 @@ def _take(
 ) -> Grant:
     ledger, config = retained.ledger, retained.config
     source = found.mark
-    shared = borrowed = np.empty(0, dtype=np.int32)
+    shared = borrowed = demand.source
     if source is not None:
-        retained.guard(source)
-        borrowed = retained.pages_of(source)
+        retained.guard(source, borrowed)
         shared = source.kv_pages(config.page_tokens)[: found.position // config.page_tokens]
         ledger.lease(borrowed)
     images = 0

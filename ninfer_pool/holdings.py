@@ -71,11 +71,11 @@ class Holdings:
 
     # -- protection (G4) -------------------------------------------------------------------
 
-    def guard(self, mark: Checkpoint) -> None:
-        """Protect a checkpoint: it is pinned or being resumed from."""
+    def guard(self, mark: Checkpoint, pages: Pages | None = None) -> None:
+        """Protect a checkpoint, of ``pages`` where known: it is pinned or being resumed from."""
         mark.guards += 1
         if mark.guards == 1:
-            self.ledger.keep(self.pages_of(mark))
+            self.ledger.keep(self.pages_of(mark) if pages is None else pages)
 
     def unguard(self, mark: Checkpoint, pages: Pages | None = None) -> None:
         """Take one protection off; ``pages`` are those of the checkpoint, where known."""
@@ -202,13 +202,15 @@ class Holdings:
         return freed
 
     def _drop_dead(self, path: Path, tip: Checkpoint, floor: int) -> int:
-        """Remove superseded tails that hang below what is about to go."""
+        """Remove superseded tails that hang below what is about to go.
+
+        No entry hangs past ``floor``, which lies at what the entry shares with others or deeper.
+        """
         dead = [mark for mark in path.marks if mark.position > tip.position]
         above: Path | None = path
         while above is not None:
             for child in above.forks_after(floor):
-                if not child.entries:
-                    dead += [mark for sub in child.subtree() for mark in sub.marks]
+                dead += [mark for sub in child.subtree() for mark in sub.marks]
             above = above.parent if above.start > floor else None
         gone = [mark for mark in dict.fromkeys(dead) if mark is not tip and not mark.guards]
         return sum(self.unlink(mark) for mark in gone)
@@ -279,6 +281,9 @@ class Holdings:
             self._note(kind, entry.key if key is None else key, positions, freed)
 
     def _note(self, kind: str, key: str, positions: tuple[int, ...], freed: int) -> None:
+        last = self.events[-1].positions if self.events else ()
+        if positions == last:
+            positions = last  # most events of one commit say the same: one tuple for them all
         self.events.append(
             Event(
                 number=next(self._numbers),

@@ -22,6 +22,7 @@ class PageLedger:
     __slots__ = (
         "_free",
         "_link",
+        "_links",
         "_top",
         "firm",
         "held",
@@ -37,6 +38,7 @@ class PageLedger:
         self.kept = np.zeros(num_pages, dtype=np.int32)
         self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
         self._link = np.full(num_pages, -1, dtype=np.int32)
+        self._links = memoryview(self._link)
         self._top = num_pages
         self.retained = 0
         """Pages that some checkpoint holds."""
@@ -127,10 +129,10 @@ class PageLedger:
     def unstring(self, head: int) -> Pages:
         """Return the pages of the chain that begins at ``head``. O(pages), about 40 ns each."""
         chain = []
-        link = self._link.item
+        links = self._links
         while head >= 0:
             chain.append(head)
-            head = link(head)
+            head = links[head]
         return np.array(chain, dtype=np.int32)
 
     def _give(self, pages: Pages) -> None:

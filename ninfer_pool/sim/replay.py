@@ -269,11 +269,11 @@ def plans(
     policies: Sequence[str], entries: Sequence[int], budgets: Sequence[int]
 ) -> Iterator[Plan]:
     """Yield the online runs: policies x entries, then policies x budgets; never crossed."""
-    for most in entries:
-        for policy in policies:
+    for policy in policies:
+        for most in entries:
             yield Plan(policy=policy, entries=most)
-    for budget in budgets:
-        for policy in policies:
+    for policy in policies:
+        for budget in budgets:
             yield Plan(policy=policy, budget_bytes=budget)
 
 

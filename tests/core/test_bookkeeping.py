@@ -1,0 +1,74 @@
+"""What the pool's own memory costs: bytes a retained token, an entry, a checkpoint."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import numpy as np
+
+from ninfer_pool import Lease, Namespace, PoolConfig, PrefixPool, Prompt
+
+SPACE = Namespace(weights="sha256:1", kv_dtype="bf16")
+TOKEN, ENTRY, CHECKPOINT = 6, 2048, 256
+"""Bytes allowed for each."""
+
+
+def made() -> PrefixPool:
+    return PrefixPool(PoolConfig(num_pages=8192, page_bytes=4096, image_bytes=8192, ghosts=0))
+
+
+def serve(pool: PrefixPool, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+    lease = pool.acquire(Prompt(tokens, namespace=SPACE))
+    assert isinstance(lease, Lease)
+    with lease:
+        for chunk in lease.chunks():
+            lease.advance(tokens[chunk.begin : chunk.end])
+            if chunk.checkpoint:
+                lease.checkpoint(chunk.checkpoint, position=chunk.end)
+        lease.checkpoint("frontier", position=lease.frontier)
+        lease.commit()
+
+
+def held(pool: PrefixPool, before: int) -> tuple[int, int]:
+    """Bytes held since `before`, and bytes allowed for what is retained.
+
+    Tokens count once where sequences share them: what the index's paths hold.
+    """
+    gc.collect()
+    used = tracemalloc.get_traced_memory()[0] - before
+    roots = pool.retained.roots.values()
+    tokens = sum(path.end - path.start for root in roots for path in root.subtree())
+    stats = pool.stats()
+    allowed = TOKEN * tokens + ENTRY * stats.entries + CHECKPOINT * stats.checkpoints
+    return used, allowed
+
+
+def test_a_long_conversation_stays_within_its_bytes() -> None:
+    tokens = np.random.default_rng(1).integers(0, 50_000, 60_000).astype(np.int32)
+    pool = made()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for turn in range(1, 61):
+            serve(pool, tokens[: 1000 * turn].copy())
+        used, allowed = held(pool, before)
+    finally:
+        tracemalloc.stop()
+    assert pool.lookup(Prompt(tokens, namespace=SPACE)).deepest == 60_000
+    assert used <= allowed
+
+
+def test_unrelated_entries_stay_within_their_bytes() -> None:
+    rng = np.random.default_rng(2)
+    pool = made()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(32):
+            serve(pool, rng.integers(0, 50_000, 4096).astype(np.int32))
+        used, allowed = held(pool, before)
+    finally:
+        tracemalloc.stop()
+    assert pool.stats().entries == 32
+    assert used <= allowed
