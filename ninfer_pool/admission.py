@@ -103,9 +103,7 @@ def _demand(retained: Retained, request: Request, found: Found) -> _Demand:
         firm = (retained.ledger.leased[source] > 0) | (retained.ledger.kept[source] > 0)
         freeable -= int(np.count_nonzero(~firm))
     images = len(captures) + 1 if request.wishes.retain and config.image_pages else 0
-    return _Demand(
-        pages=pages, images=images, freeable=freeable, captures=captures, source=source
-    )
+    return _Demand(pages=pages, images=images, freeable=freeable, captures=captures, source=source)
 
 
 def worth_tokens(image_pages: int, page_tokens: int) -> int:

@@ -12,6 +12,9 @@ from ninfer_pool.policy import POLICIES, Policy
 
 _POSITIVE = ("num_pages", "page_bytes", "lanes", "page_tokens", "grid")
 _NOT_NEGATIVE = ("image_bytes", "min_chunk", "minimum_tokens", "ghosts", "events")
+MAX_PAGES = 2**31 - 1
+"""A page's id is an int32."""
+MAX_NUMBER = 2**63 - 1
 AFFINITIES = ("prefer", "strict")
 
 
@@ -73,6 +76,10 @@ class PoolConfig:
             raise ConfigError(f"policy: {self.policy!r}; needs one of {', '.join(POLICIES)}")
         if not isinstance(self.policy, str) and not callable(self.policy):
             raise ConfigError(f"policy: {self.policy!r}; needs a name or a factory")
+        if type(self.end_logits) is not bool:
+            raise ConfigError(f"end_logits: {self.end_logits!r}; needs True or False")
+        if self.clock is not None and not callable(self.clock):
+            raise ConfigError(f"clock: {self.clock!r}; needs a function of no argument, or None")
         if self.affinity not in AFFINITIES:
             raise ConfigError(f"affinity: {self.affinity!r}; needs one of {', '.join(AFFINITIES)}")
         least = 1 + self.image_pages
@@ -108,3 +115,6 @@ class PoolConfig:
 def _check_int(name: str, value: object, least: int) -> None:
     if type(value) is not int or value < least:
         raise ConfigError(f"{name}: {value!r}; needs an int of {least} or more")
+    most = MAX_PAGES if name == "num_pages" else MAX_NUMBER
+    if value > most:
+        raise ConfigError(f"{name}: {value!r}; needs an int of at most {most}")

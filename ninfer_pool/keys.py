@@ -36,6 +36,11 @@ def xxh3_128(*parts: Bytes) -> bytes:
     return state.digest()
 
 
+def is_text(value: object) -> bool:
+    """Say whether ``value`` is a str that UTF-8 can carry: one without lone surrogates."""
+    return isinstance(value, str) and value.encode("utf-8", "ignore").decode("utf-8") == value
+
+
 def text(value: str | None) -> bytes:
     """Encode an optional text: u32 length and UTF-8, or the length ``0xFFFFFFFF`` for None."""
     if value is None:

@@ -261,7 +261,13 @@ class Lease:
         self._canonical = self._canonical and end == stop
 
     def extend(self, tokens: int) -> bool:
-        """Reserve room for ``tokens`` more; False where there is none, with nothing changed."""
+        """Reserve room for ``tokens`` more; False where there is none, with nothing changed.
+
+        Raises:
+            LeaseError: not an int of 0 or more.
+        """
+        if type(tokens) is not int or tokens < 0:
+            raise LeaseError(f"extend: {tokens!r}; needs an int of 0 or more")
         with self._pool.guarded(self):
             return lifecycle.extend(self._pool, self, tokens)
 
@@ -276,8 +282,10 @@ class Lease:
         with self._pool.guarded(self):
             published = [mark.position for mark in self.taken[: self.published]]
             least = max([self.start, *published])
-            if not least <= position <= self.frontier:
-                raise LeaseError(f"truncate: {position}; needs {least} to {self.frontier}")
+            if type(position) is not int or not least <= position <= self.frontier:
+                raise LeaseError(
+                    f"truncate: {position!r}; needs an int of {least} to {self.frontier}"
+                )
             prompt_tokens = len(self._prompt)
             del self._generated[4 * max(position - prompt_tokens, 0) :]
             if position < min(self.frontier, prompt_tokens):

@@ -11,6 +11,7 @@ from ninfer_pool.errors import NamespaceError
 _OPTIONAL = ("adapter", "salt")
 _NUMBERS = ("rank", "world_size")
 MAX_SALT = 128
+MAX_NUMBER = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def _identity() -> list[dataclasses.Field[object]]:
 
 def _check(name: str, value: object) -> None:
     if name in _NUMBERS:
-        if type(value) is not int:
-            raise NamespaceError(f"{name}: {value!r}; needs an int")
-    elif not isinstance(value, str) and not (value is None and name in _OPTIONAL):
-        raise NamespaceError(f"{name}: {value!r}; needs a str")
+        if type(value) is not int or abs(value) > MAX_NUMBER:
+            raise NamespaceError(f"{name}: {value!r}; needs an int of 64 bits")
+    elif not keys.is_text(value) and not (value is None and name in _OPTIONAL):
+        raise NamespaceError(f"{name}: {value!r}; needs a str of valid Unicode")

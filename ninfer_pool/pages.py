@@ -38,7 +38,7 @@ class PageLedger:
         self.kept = np.zeros(num_pages, dtype=np.int32)
         self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
         self._link = np.full(num_pages, -1, dtype=np.int32)
-        self._links = memoryview(self._link)
+        self._links = self._link.data
         self._top = num_pages
         self.retained = 0
         """Pages that some checkpoint holds."""

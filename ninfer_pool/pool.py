@@ -45,6 +45,8 @@ class PrefixPool:
     """
 
     def __init__(self, config: PoolConfig) -> None:
+        if not isinstance(config, PoolConfig):
+            raise ConfigError(f"config: {type(config).__name__}; needs a PoolConfig")
         self.config = config
         self.retained = Retained(config)
         self.last_refusal: Refusal | None = None
@@ -60,12 +62,14 @@ class PrefixPool:
 
     def lookup(self, prompt: Prompt) -> Matches:
         """Return the positions where ``prompt`` can be resumed, ascending. O(matched bytes)."""
+        _check_prompt(prompt)
         clock = self.config.clock
         with self._lock:
             return lookup(self.retained, prompt, clock() if clock is not None else None)
 
     def explain(self, prompt: Prompt, *, read: bool = True, exact: bool = False) -> Explanation:
         """Return why ``prompt`` would hit as deep as it would, and what would help."""
+        _check_prompt(prompt)
         rules = self._rules(read=read, exact=exact)
         with self._lock:
             cuts = self._cuts(prompt)
@@ -74,6 +78,7 @@ class PrefixPool:
 
     def key(self, prompt: Prompt) -> str:
         """Return the key of a prompt's whole sequence in this pool. One hash pass."""
+        _check_prompt(prompt)
         return self.retained.key(prompt.namespace, [prompt.buffer], prompt.attributes)
 
     def find(self, key: str) -> list[EntryInfo]:
@@ -206,18 +211,18 @@ class PrefixPool:
     def _check_request(
         self, prompt: Prompt, reserve_tokens: int, wishes: Wishes, lane: int | None
     ) -> None:
-        if not isinstance(prompt, Prompt):
-            raise PromptError(f"prompt: {type(prompt).__name__}; needs a Prompt")
+        _check_prompt(prompt)
         if type(reserve_tokens) is not int or reserve_tokens < 0:
             raise PromptError(f"reserve_tokens: {reserve_tokens!r}; needs an int of 0 or more")
         if type(wishes.priority) is not int:
             raise PromptError(f"priority: {wishes.priority!r}; needs an int")
-        if lane is not None and lane not in range(self.config.lanes):
-            raise PromptError(f"lane: {lane!r}; needs 0 to {self.config.lanes - 1}")
+        if lane is not None and (type(lane) is not int or not 0 <= lane < self.config.lanes):
+            raise PromptError(f"lane: {lane!r}; needs an int of 0 to {self.config.lanes - 1}")
         if wishes.ttl_seconds is not None:
             if self.config.clock is None:
                 raise ConfigError("clock: None; ttl_seconds needs a PoolConfig with a clock")
-            if not 0 < wishes.ttl_seconds < float("inf"):
+            number = isinstance(wishes.ttl_seconds, (int, float))
+            if not number or not 0 < wishes.ttl_seconds < float("inf"):
                 raise PromptError(f"ttl_seconds: {wishes.ttl_seconds!r}; needs more than 0")
 
     def _pending(self, request: Request, *, read: bool) -> Pending | None:
@@ -369,3 +374,8 @@ class PrefixPool:
             self.retained.counters.expired += 1
         for item in busy:
             heappush(self.expiry, item)
+
+
+def _check_prompt(prompt: object) -> None:
+    if not isinstance(prompt, Prompt):
+        raise PromptError(f"prompt: {type(prompt).__name__}; needs a Prompt")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ninfer_pool.errors import PromptError
-from ninfer_pool.keys import ABSENT, Attribute, text
+from ninfer_pool.keys import ABSENT, Attribute, is_text, text
 from ninfer_pool.namespace import Namespace
 
 KINDS = ("system", "turn", "response", "history", "junction", "grid", "frontier")
@@ -147,7 +147,10 @@ def _from_ints(tokens: Sequence[Any], field: str) -> Array:
 def _axis(values: Any, shape: tuple[int, ...], field: str) -> Array | None:
     if values is None:
         return None
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise PromptError(f"{field}: ragged; needs int32 of shape {shape}") from None
     if array.dtype != np.int32 or array.shape != shape:
         raise PromptError(
             f"{field}: {array.dtype} of shape {array.shape}; needs int32 of shape {shape}"
@@ -155,10 +158,17 @@ def _axis(values: Any, shape: tuple[int, ...], field: str) -> Array | None:
     return array
 
 
+def _each(items: Any, field: str) -> Iterator[Any]:
+    try:
+        return iter(items)
+    except TypeError:
+        raise PromptError(f"{field}: {items!r}; needs a list, empty for none") from None
+
+
 def _media(spans: Iterable[tuple[int, int, str | None]], count: int) -> tuple[MediaSpan, ...]:
     result: list[MediaSpan] = []
     end = 0
-    for index, raw in enumerate(spans):
+    for index, raw in enumerate(_each(spans, "media")):
         field = f"media[{index}]"
         try:
             span = MediaSpan(*raw)
@@ -167,7 +177,7 @@ def _media(spans: Iterable[tuple[int, int, str | None]], count: int) -> tuple[Me
         if not all(map(_is_int, raw[:2])):
             raise PromptError(f"{field}: {raw!r}; needs begin and end as ints")
         digest: object = span.digest
-        if not isinstance(digest, (str, type(None))) or digest == "":
+        if not (digest is None or is_text(digest)) or digest == "":
             raise PromptError(f"{field}.digest: {digest!r}; needs a text, or None")
         if not 0 <= span.begin < span.end <= count:
             raise PromptError(
@@ -185,13 +195,13 @@ def _boundaries(
 ) -> tuple[Boundary, ...]:
     result: list[Boundary] = []
     before = 1
-    for index, raw in enumerate(boundaries):
+    for index, raw in enumerate(_each(boundaries, "boundaries")):
         field = f"boundaries[{index}]"
         try:
             position, kind = raw
         except (TypeError, ValueError):
             raise PromptError(f"{field}: {raw!r}; needs (position, kind)") from None
-        if kind not in KINDS[:-1]:
+        if not isinstance(kind, str) or kind not in KINDS[:-1]:
             raise PromptError(f"{field}.kind: {kind!r}; needs one of {', '.join(KINDS[:-1])}")
         if not _is_int(position) or not 1 <= position <= count:
             raise PromptError(f"{field}.position: {position!r}; needs an int of 1 to {count}")

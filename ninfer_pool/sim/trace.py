@@ -165,8 +165,11 @@ def make_header(name: str, *, source: str, licence: str, notes: str) -> dict[str
 
 
 def trace_name(path: Path) -> str:
-    """Name a trace after its file: without folder, ``.gz`` and the suffix before it."""
-    name = path.name or path.resolve().name
+    """Name a trace after its file: without folder, ``.gz`` and the suffix before it.
+
+    What of the name is not UTF-8 is replaced, for a plot could not show it.
+    """
+    name = os.fsencode(path.name or path.resolve().name).decode("utf-8", "replace")
     return Path(name.removesuffix(".gz")).stem or name
 
 

@@ -201,3 +201,33 @@ def test_every_entry_is_offered_once_under_pressure_too(policy: str) -> None:
     retained = shop.pool.retained
     offered = [entry.identity for entry in retained.ranking.order(retained.tick)]
     assert sorted(offered) == sorted(retained.entries)
+
+
+def test_one_commit_uses_an_entry_once() -> None:
+    shop = driver()
+    shop.serve(PROMPT)
+    shop.serve([*PROMPT, 5])
+    assert [entry.hits for entry in shop.pool.entries()] == [1]
+
+
+def test_without_logits_of_the_end_one_token_is_left_to_compute() -> None:
+    shop = driver(end_logits=False)
+    shop.serve(PROMPT)
+    shop.serve(range(24))
+    assert shop.depth(PROMPT) == 19
+
+
+def test_the_prompt_s_end_is_kept_before_the_answer_s() -> None:
+    shop = driver(retained_bytes=16 * 9)
+    shop.serve(PROMPT, answer=FIRST)
+    assert shop.depth([*PROMPT, *FIRST]) == 20
+
+
+def test_asking_for_a_key_leaves_nothing_behind() -> None:
+    shop = driver()
+    shop.pool.key(shop.prompt(PROMPT))
+    assert not shop.pool.retained._digests
+
+
+def test_as_many_ghosts_as_documented() -> None:
+    assert PoolConfig(num_pages=9, page_bytes=16, image_bytes=16).ghosts == 1024

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ninfer_pool import ConfigError, Lease, LeaseError, Pending, PoolConfig, PromptError
+from ninfer_pool import ConfigError, Lease, LeaseError, Pending, PoolConfig, PrefixPool, PromptError
 from ninfer_pool.pages import PageLedger
 from ninfer_pool.testing.driver import Driver
 
@@ -51,7 +51,7 @@ def test_what_truncate_refuses(position: int) -> None:
     lease.checkpoint("system", position=4)
     lease.publish()
     lease.advance(list(range(4, 9)))
-    with pytest.raises(LeaseError, match="needs 4 to 9"):
+    with pytest.raises(LeaseError, match="needs an int of 4 to 9"):
         lease.truncate(position)
 
 
@@ -130,7 +130,8 @@ def test_publishing_twice_and_nothing_retained() -> None:
     [
         ({"reserve_tokens": -1}, PromptError, "reserve_tokens: -1"),
         ({"priority": "high"}, PromptError, "priority: 'high'"),
-        ({"lane": 1}, PromptError, "lane: 1; needs 0 to 0"),
+        ({"lane": 1}, PromptError, "lane: 1; needs an int of 0 to 0"),
+        ({"lane": 0.0}, PromptError, "lane: 0.0; needs an int"),
         ({"ttl_seconds": 5}, ConfigError, "needs a PoolConfig with a clock"),
     ],
 )
@@ -140,15 +141,37 @@ def test_what_acquire_refuses(options: Any, error: type[Exception], message: str
         shop.pool.acquire(shop.prompt([1]), **options)
 
 
-def test_a_ttl_must_be_positive() -> None:
+@pytest.mark.parametrize("ttl", [0, float("nan"), float("inf"), "5"])
+def test_a_ttl_must_be_a_positive_number(ttl: Any) -> None:
     shop = driver(clock=lambda: 0.0)
-    with pytest.raises(PromptError, match="ttl_seconds: 0"):
-        shop.pool.acquire(shop.prompt([1]), ttl_seconds=0)
+    with pytest.raises(PromptError, match="ttl_seconds: "):
+        shop.pool.acquire(shop.prompt([1]), ttl_seconds=ttl)
 
 
-def test_acquire_needs_a_prompt() -> None:
-    with pytest.raises(PromptError, match="prompt: list"):
-        driver().pool.acquire([1, 2])  # type: ignore[arg-type]
+@pytest.mark.parametrize("tokens", [-1, 1.0, float("nan"), "1", None])
+def test_a_lease_is_extended_by_a_number_of_tokens(tokens: Any) -> None:
+    lease = begun(driver(), range(9))
+    with pytest.raises(LeaseError, match="extend: .*needs an int of 0 or more"):
+        lease.extend(tokens)
+    assert lease.reserved == 9
+
+
+@pytest.mark.parametrize("position", [-1, 0.0, "0", None])
+def test_a_lease_is_truncated_to_a_position(position: Any) -> None:
+    lease = begun(driver(), range(9))
+    with pytest.raises(LeaseError, match="truncate: .*needs an int of 0 to 0"):
+        lease.truncate(position)
+
+
+@pytest.mark.parametrize("verb", ["lookup", "explain", "key", "acquire"])
+def test_whatever_takes_a_prompt_says_so(verb: str) -> None:
+    with pytest.raises(PromptError, match="prompt: list; needs a Prompt"):
+        getattr(driver().pool, verb)([1, 2])
+
+
+def test_a_pool_needs_a_config() -> None:
+    with pytest.raises(ConfigError, match="config: dict; needs a PoolConfig"):
+        PrefixPool({})  # type: ignore[arg-type]
 
 
 def test_a_sibling_is_waited_for() -> None:

@@ -30,7 +30,10 @@ def test_there_are_as_many_drawn_as_by_hand() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("mutant", "at"), some(HAND))
 def test_a_wrong_edit_by_hand_is_seen(
-    mutant: mutants.Mutant, at: int, long_run: bool, tmp_path: Path
+    mutant: mutants.Mutant,
+    at: int,
+    long_run: bool,  # noqa: FBT001
+    tmp_path: Path,
 ) -> None:
     skip_unless_long(at, long_run=long_run)
     ran = mutants.run(mutant, tmp_path)
@@ -40,7 +43,10 @@ def test_a_wrong_edit_by_hand_is_seen(
 @pytest.mark.slow
 @pytest.mark.parametrize(("mutant", "at"), some(DRAWN))
 def test_a_drawn_wrong_edit_is_seen(
-    mutant: mutants.Mutant, at: int, long_run: bool, tmp_path: Path
+    mutant: mutants.Mutant,
+    at: int,
+    long_run: bool,  # noqa: FBT001
+    tmp_path: Path,
 ) -> None:
     skip_unless_long(at, long_run=long_run)
     if mutant.name in mutants.EQUIVALENT:
