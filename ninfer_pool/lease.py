@@ -342,7 +342,8 @@ class Lease:
         """Make the checkpoints taken so far visible to others before the commit.
 
         Call it once their operations have been carried out (G11). Without effect where nothing
-        is to be retained.
+        is to be retained, or where something else would have to go first (G2): then they are
+        seen from the commit on.
         """
         with self._pool.guarded(self):
             lifecycle.publish(self._pool, self)

@@ -15,7 +15,7 @@ from ninfer_pool.entry import Checkpoint, Entry, Table
 from ninfer_pool.pages import Pages
 from ninfer_pool.results import Refusal
 from ninfer_pool.retained import Stretch
-from ninfer_pool.room import choose_retained, fit_budget, free_pages
+from ninfer_pool.room import choose_retained, fit_budget, fits_free, free_pages
 
 if TYPE_CHECKING:
     from ninfer_pool.lease import Lease
@@ -77,8 +77,11 @@ def distrust(pool: PrefixPool, lease: Lease, why: str) -> None:
 
 
 def publish(pool: PrefixPool, lease: Lease) -> None:
-    """Make what was taken so far visible (G11)."""
-    if lease.doubt is None and lease.unpublished:
+    """Make what was taken so far visible (G11), where nothing has to go for it.
+
+    A request evicts in one act, its commit: two acts could together free more than G2 allows.
+    """
+    if lease.doubt is None and lease.unpublished and fits_free(pool.retained, lease.unpublished):
         _store(pool, lease, lease.unpublished, lease.grant.source)
         lease.published = len(lease.taken)
 

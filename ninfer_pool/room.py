@@ -145,3 +145,13 @@ def choose_retained(
             chosen.append(mark)
             deepest = reach
     return sorted(chosen, key=lambda mark: mark.position)
+
+
+def fits_free(retained: Retained, fresh: list[Checkpoint]) -> bool:
+    """Say whether ``fresh`` (one table, ascending) can be retained with nothing evicted. O(pages)."""
+    ledger, config = retained.ledger, retained.config
+    pages = fresh[-1].table.ids[: -(-fresh[-1].position // config.page_tokens)]
+    new = int((ledger.held[pages] == 0).sum()) + config.image_pages * len(fresh)
+    most = config.max_entries
+    room = most is None or len(retained.entries) < most
+    return room and ledger.retained + new <= config.retained_pages

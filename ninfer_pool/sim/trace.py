@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Final
 
 from ninfer_pool.errors import TraceError
+from ninfer_pool.keys import is_text
+from ninfer_pool.namespace import MAX_SALT
 from ninfer_pool.prompt import KINDS
 from ninfer_pool.sim.jsonl import (
     Where,
@@ -294,7 +296,12 @@ def _items(value: object, name: str, size: int, shape: str, where: Where) -> Ite
 
 
 def _salt(value: object, where: Where) -> str | None:
-    return None if value is None else text_of(value, "salt", where)
+    if value is None:
+        return None
+    salt = text_of(value, "salt", where)
+    if not 1 <= len(salt) <= MAX_SALT or not is_text(salt):
+        raise where.error("salt", value, f"1 to {MAX_SALT} characters of valid Unicode")
+    return salt
 
 
 def _retain(value: object, where: Where) -> bool:

@@ -151,7 +151,7 @@ def test_a_ttl_must_be_a_positive_number(ttl: Any) -> None:
 @pytest.mark.parametrize("tokens", [-1, 1.0, float("nan"), "1", None])
 def test_a_lease_is_extended_by_a_number_of_tokens(tokens: Any) -> None:
     lease = begun(driver(), range(9))
-    with pytest.raises(LeaseError, match="extend: .*needs an int of 0 or more"):
+    with pytest.raises(LeaseError, match=r"extend: .*needs an int of 0 or more"):
         lease.extend(tokens)
     assert lease.reserved == 9
 
@@ -159,7 +159,7 @@ def test_a_lease_is_extended_by_a_number_of_tokens(tokens: Any) -> None:
 @pytest.mark.parametrize("position", [-1, 0.0, "0", None])
 def test_a_lease_is_truncated_to_a_position(position: Any) -> None:
     lease = begun(driver(), range(9))
-    with pytest.raises(LeaseError, match="truncate: .*needs an int of 0 to 0"):
+    with pytest.raises(LeaseError, match=r"truncate: .*needs an int of 0 to 0"):
         lease.truncate(position)
 
 

@@ -57,7 +57,7 @@ def requests(draw: st.DrawFn, *, most: int = 8, longest: int = 12) -> tuple[Requ
                 input=length,
                 output=draw(st.integers(0, longest)),
                 boundaries=draw(_boundaries(length, media)),
-                salt=draw(st.none() | st.text(max_size=2)),
+                salt=draw(st.none() | st.text(min_size=1, max_size=2)),
                 retain=draw(st.booleans()),
                 media=media,
             )

@@ -125,6 +125,9 @@ def test_all_fields_are_read(tmp_path: Path) -> None:
         ("boundaries", {"boundaries": [[9, "frontier"]]}, "one of system, turn"),
         ("boundaries", {"boundaries": [[9, "turn"]], "media": [[8, 10, "d"]]}, "outside every"),
         ("salt", {"salt": 1}, "a string"),
+        ("salt", {"salt": ""}, "1 to 128 characters"),
+        ("salt", {"salt": "a" * 129}, "1 to 128 characters"),
+        ("salt", {"salt": "\ud800"}, "valid Unicode"),
         ("retain", {"retain": 1}, "true or false"),
         ("retain", {"retain": None}, "true or false"),
         ("media", {"media": "x"}, "a list"),
@@ -285,6 +288,7 @@ def test_a_target_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ("eight", "eight"),
         ("eight.gz", "eight"),
         (".hidden", ".hidden"),
+        ("bad\udcff.jsonl", "bad\ufffd"),
     ],
 )
 def test_a_trace_is_named_after_its_file(path: str, name: str) -> None:
