@@ -148,7 +148,7 @@ def choose_retained(
 
 
 def fits_free(retained: Retained, fresh: list[Checkpoint]) -> bool:
-    """Say whether ``fresh`` (one table, ascending) can be retained with nothing evicted. O(pages)."""
+    """Say whether ``fresh`` (one table, ascending) fits with nothing evicted. O(pages)."""
     ledger, config = retained.ledger, retained.config
     pages = fresh[-1].table.ids[: -(-fresh[-1].position // config.page_tokens)]
     new = int((ledger.held[pages] == 0).sum()) + config.image_pages * len(fresh)
