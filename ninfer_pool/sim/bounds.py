@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ninfer_pool.policy.classical import Lru
 from ninfer_pool.sim.clairvoyant import MODES, Clairvoyant, Mode
 from ninfer_pool.sim.replay import OnProgress, Outcome, Plan, Setup, pool_config, run_plan
 from ninfer_pool.sim.single_lane import single_lane
@@ -42,18 +43,12 @@ def bounds(
 ) -> Iterator[Outcome]:
     """Yield the bounds' runs; ``online`` are the sweep's, which `clairvoyant` never falls below."""
     yield run_single_lane(trace, setup)
-    yield run_plan(trace, source, setup, Plan(policy="endless", make=_never_asked), on_progress)
+    yield run_plan(trace, source, setup, Plan(policy="endless", make=Lru), on_progress)
     for most in entries:
         yield _clairvoyant(trace, source, setup, online, Plan(policy="", entries=most), on_progress)
     for budget in budgets:
         plan = Plan(policy="", budget_bytes=budget)
         yield _clairvoyant(trace, source, setup, online, plan, on_progress)
-
-
-def _never_asked() -> Any:
-    from ninfer_pool.policy.classical import Lru
-
-    return Lru()
 
 
 def run_single_lane(trace: Trace, setup: Setup) -> Outcome:
