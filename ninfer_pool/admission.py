@@ -11,7 +11,7 @@ from ninfer_pool import index
 from ninfer_pool.entry import Checkpoint
 from ninfer_pool.lease import Grant, Wishes
 from ninfer_pool.operations import CopyPage
-from ninfer_pool.pages import Pages
+from ninfer_pool.pages import Pages, Units
 from ninfer_pool.planner import canonical_cuts, plan_captures
 from ninfer_pool.prompt import Prompt
 from ninfer_pool.results import Explanation, Refusal
@@ -37,7 +37,7 @@ def search(
 ) -> Request:
     """Look the prompt up and explain what was found. Changes nothing."""
     config = retained.config
-    cuts = canonical_cuts(prompt, grid=config.grid, min_chunk=config.min_chunk)
+    cuts = canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)
     found = find(retained, prompt, cuts, rules)
     explanation = explain(retained, prompt, found, rules)
     if not explanation.resumable:
@@ -76,8 +76,8 @@ class _Demand:
     """Images worth evicting for: the captures planned and the frontier's."""
     freeable: int
     captures: list[tuple[int, str]]
-    source: Pages
-    """Pages of the checkpoint to resume from."""
+    source: Units
+    """What the checkpoint to resume from holds."""
 
 
 def _demand(retained: Retained, request: Request, found: Found) -> _Demand:
@@ -96,13 +96,14 @@ def _demand(retained: Retained, request: Request, found: Found) -> _Demand:
             junctions=_junctions(found),
             exact=request.wishes.exact,
         )
-    freeable = retained.ledger.freeable
-    source = np.empty(0, dtype=np.int32)
-    if found.mark is not None:
-        source = retained.pages_of(found.mark)
-        firm = (retained.ledger.leased[source] > 0) | (retained.ledger.kept[source] > 0)
-        freeable -= int(np.count_nonzero(~firm))
     images = len(captures) + 1 if request.wishes.retain and config.image_pages else 0
+    ledger, source = retained.ledger, np.empty(0, dtype=np.int32)
+    freeable = ledger.freeable
+    if found.mark is not None:
+        source = retained.units_of(found.mark)
+        least = freeable - ledger.size(source)
+        enough = pages + images * config.image_pages <= least
+        freeable = least if enough else freeable - ledger.yielding(source)
     return _Demand(pages=pages, images=images, freeable=freeable, captures=captures, source=source)
 
 
@@ -138,7 +139,7 @@ def _take(
     shared = borrowed = demand.source
     if source is not None:
         retained.guard(source, borrowed)
-        shared = source.kv_pages(config.page_tokens)[: found.position // config.page_tokens]
+        shared = source.table.ids[: found.position // config.page_tokens]
         ledger.lease(borrowed)
     images = 0
     if config.image_pages:
@@ -148,7 +149,7 @@ def _take(
     before = ledger.retained
     free_pages(retained, total, bill)
     bill.needed += total if ledger.retained < before else 0
-    own = ledger.take(total)
+    own = ledger.take(demand.pages, images=images)
     table = np.concatenate((shared, own[: demand.pages]))
     copies, claimed = _copies(retained, found, table, request.wishes)
     retained.counters.peak_used_pages = max(
@@ -162,7 +163,7 @@ def _take(
         exact=found.exact,
         table=table,
         own=own,
-        spare=_split(own[demand.pages :], images),
+        spare=own[demand.pages :].tolist(),
         borrowed=borrowed,
         cuts=request.cuts,
         captures=demand.captures,
@@ -171,10 +172,6 @@ def _take(
         explanation=_final(request, found),
         bill=bill,
     )
-
-
-def _split(pages: Pages, images: int) -> list[Pages]:
-    return [] if not images else list(np.split(pages, images))
 
 
 def _final(request: Request, found: Found) -> Explanation:

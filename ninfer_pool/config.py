@@ -105,7 +105,10 @@ class PoolConfig:
 
     def make_policy(self) -> Policy:
         """Return a new instance of the policy asked for."""
-        return POLICIES[self.policy]() if isinstance(self.policy, str) else self.policy()
+        policy = POLICIES[self.policy]() if isinstance(self.policy, str) else self.policy()
+        if not isinstance(policy, Policy):
+            raise ConfigError(f"policy: makes a {type(policy).__name__}; needs to make a Policy")
+        return policy
 
     def replace(self, **changes: object) -> PoolConfig:
         """Return a copy with some fields changed."""

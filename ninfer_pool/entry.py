@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ninfer_pool.namespace import Namespace
-from ninfer_pool.pages import PageLedger, Pages
+from ninfer_pool.pages import Pages, Units
 
 if TYPE_CHECKING:
     from ninfer_pool.index import Path
@@ -30,7 +30,7 @@ class Checkpoint:
     """A position with everything needed to continue there: KV pages below it and an image.
 
     ``table`` tells its whole KV pages; ``tail`` is the partly filled last page (a fork goes on in
-    a copy), -1 at a page's edge. ``image`` heads the chain of its image
+    a copy), -1 at a page's edge. ``image`` is the unit of its image
     pages (-1: none, plain attention). ``cuts`` are the off-grid cuts of the prefill that made it,
     None where some of it was not made by the canonical plan; such a checkpoint is never exact.
     ``guards`` counts pins and running leases: while there is one it is never evicted (G4).
@@ -108,10 +108,11 @@ class Checkpoint:
         whole = self.table.ids[: self.position // page_tokens]
         return whole if self.tail < 0 else np.append(whole, np.int32(self.tail))
 
-    def pages(self, ledger: PageLedger, page_tokens: int) -> Pages:
-        """Return the ids of all its pages, KV then image. O(pages)."""
-        kv = self.kv_pages(page_tokens)
-        return kv if self.image < 0 else np.concatenate((kv, ledger.unstring(self.image)))
+    def units(self, page_tokens: int) -> Units:
+        """Return all that it holds: the ids of its KV pages, then its image's. O(pages)."""
+        whole = self.table.ids[: self.position // page_tokens]
+        rest = [unit for unit in (self.tail, self.image) if unit >= 0]
+        return np.concatenate((whole, np.array(rest, dtype=np.int32))) if rest else whole
 
 
 class Entry:

@@ -9,6 +9,7 @@
     ├── LeaseError       an engine that uses a lease against its rules
     ├── TraceError       a trace file that breaks the rules of its format
     ├── GeometryError    model sizes that do not add up
+    ├── ModelError       a model's folder that cannot be read or run
     └── UsageError       a command line that cannot be carried out
 """
 
@@ -44,6 +45,10 @@ class TraceError(PoolError):
 
 class GeometryError(PoolError):
     """Model sizes that are missing, not positive or do not add up."""
+
+
+class ModelError(PoolError):
+    """A model's folder that is missing, incomplete, of another shape or not supported."""
 
 
 class UsageError(PoolError):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import xxhash
 
 from ninfer_pool import keys
 from ninfer_pool.keys import Attribute
 from ninfer_pool.namespace import Namespace
 
-TAIL = 64
-"""Bytes before a position that find a ghost; the hash of all before it confirms."""
+TAIL = 16
+"""Tokens before a position that find a ghost; the hash of all before it confirms."""
 
 
 class Ghost(NamedTuple):
@@ -24,15 +26,30 @@ class Ghost(NamedTuple):
     """When it went, in commits."""
     used: int
     """When it was last used."""
-    digest: str
+    digest: bytes
 
 
 _Name = tuple[Namespace, int, bytes]
 
 
-def _digest(raw: keys.Bytes, attributes: Sequence[Attribute]) -> str:
-    count = memoryview(raw).nbytes // 4
-    return keys.sequence_key(b"", [raw], [item for item in attributes if item[0] < count])
+class Digest:
+    """The running hash of one sequence: what confirms the ghosts along it, in one pass."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+
+    def update(self, parts: Iterable[keys.Bytes]) -> None:
+        """Go on with these token bytes."""
+        for part in parts:
+            self._state.update(part)
+
+    def digest(self, attributes: Sequence[Attribute], position: int) -> bytes:
+        """Return the digest of all tokens so far, ``position`` of them, and their attributes."""
+        carried = [item for item in attributes if item[0] < position]
+        tokens = self._state.digest()
+        return tokens + bytes.fromhex(keys.sequence_key(b"", [], carried)) if carried else tokens
 
 
 class Ghosts:
@@ -51,24 +68,13 @@ class Ghosts:
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(
-        self,
-        namespace: Namespace,
-        raw: bytes,
-        attributes: Sequence[Attribute],
-        *,
-        cause: str,
-        tick: int,
-        used: int,
-    ) -> None:
-        """Remember that the checkpoint after the token bytes ``raw`` is gone. One hash pass."""
-        if not self._capacity:
-            return
-        position = len(raw) // 4
-        name = (namespace, position, raw[-TAIL:])
+    def add(self, namespace: Namespace, tail: bytes, ghost: Ghost) -> None:
+        """Remember that a checkpoint is gone; ``tail``: the bytes of its last `TAIL` tokens."""
+        position = ghost.position
+        name = (namespace, position, tail)
         if self._found.pop(name, None) is None:
             self._counts[position] = self._counts.get(position, 0) + 1
-        self._found[name] = Ghost(position, cause, tick, used, _digest(raw, attributes))
+        self._found[name] = ghost
         if len(self._found) > self._capacity:
             self._forget(self._found.popitem(last=False)[0])
 
@@ -93,10 +99,13 @@ class Ghosts:
         """
         inside = [position for position in self._counts if above < position <= limit]
         for position in sorted(inside, reverse=True):
-            tail = view[max(0, 4 * position - TAIL) : 4 * position].tobytes()
+            tail = view[4 * max(0, position - TAIL) : 4 * position].tobytes()
             ghost = self._found.get((namespace, position, tail))
-            if ghost is not None and ghost.digest == _digest(view[: 4 * position], attributes):
-                return ghost
+            if ghost is not None:
+                state = Digest()
+                state.update([view[: 4 * position]])
+                if ghost.digest == state.digest(attributes, position):
+                    return ghost
         return None
 
     def clear(self) -> None:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 from ninfer_pool import index, keys, ways
 from ninfer_pool.config import PoolConfig
 from ninfer_pool.entry import Checkpoint, Entry
-from ninfer_pool.ghosts import Ghosts
+from ninfer_pool.ghosts import TAIL, Digest, Ghost, Ghosts
 from ninfer_pool.index import Hop, Path
+from ninfer_pool.journal import Journal
 from ninfer_pool.keys import Attribute
 from ninfer_pool.namespace import Namespace
-from ninfer_pool.pages import PageLedger, Pages
+from ninfer_pool.pages import PageLedger, Units
 from ninfer_pool.policy.ranking import Ranking
-from ninfer_pool.results import Counters, Event
+from ninfer_pool.results import Counters
 from ninfer_pool.spares import Spares
 
 
@@ -28,7 +28,7 @@ class Holdings:
 
     def __init__(self, config: PoolConfig) -> None:
         self.config = config
-        self.ledger = PageLedger(config.num_pages)
+        self.ledger = PageLedger(config.num_pages, image_pages=config.image_pages)
         self.roots: dict[Namespace, Path] = {}
         self.entries: dict[int, Entry] = {}
         self.keys: dict[str, dict[int, Entry]] = {}
@@ -36,12 +36,13 @@ class Holdings:
         self.spares = Spares()
         self.ghosts = Ghosts(config.ghosts)
         self.counters = Counters()
-        self.events: deque[Event] = deque(maxlen=config.events)
+        self.journal = Journal(config.events)
+        self.version = 0
+        """Changes of the index so far: what was found before may not be found now."""
         self.tick = 0
         """Commits so far: the pool's only clock."""
         self.checkpoints = 0
         self._serials = itertools.count()
-        self._numbers = itertools.count()
         self._digests: dict[Namespace, bytes] = {}
 
     # -- finding ---------------------------------------------------------------------------
@@ -65,23 +66,23 @@ class Holdings:
                 self._digests[namespace] = digest
         return keys.sequence_key(digest, tokens, attributes)
 
-    def pages_of(self, mark: Checkpoint) -> Pages:
-        """Return the ids of all pages of a checkpoint."""
-        return mark.pages(self.ledger, self.config.page_tokens)
+    def units_of(self, mark: Checkpoint) -> Units:
+        """Return what a checkpoint holds: its KV pages and its image."""
+        return mark.units(self.config.page_tokens)
 
     # -- protection (G4) -------------------------------------------------------------------
 
-    def guard(self, mark: Checkpoint, pages: Pages | None = None) -> None:
-        """Protect a checkpoint, of ``pages`` where known: it is pinned or being resumed from."""
+    def guard(self, mark: Checkpoint, units: Units | None = None) -> None:
+        """Protect a checkpoint, of ``units`` where known: it is pinned or being resumed from."""
         mark.guards += 1
         if mark.guards == 1:
-            self.ledger.keep(self.pages_of(mark) if pages is None else pages)
+            self.ledger.keep(self.units_of(mark) if units is None else units)
 
-    def unguard(self, mark: Checkpoint, pages: Pages | None = None) -> None:
-        """Take one protection off; ``pages`` are those of the checkpoint, where known."""
+    def unguard(self, mark: Checkpoint, units: Units | None = None) -> None:
+        """Take one protection off; ``units`` are those of the checkpoint, where known."""
         mark.guards -= 1
         if mark.guards == 0:
-            self.ledger.unkeep(self.pages_of(mark) if pages is None else pages)
+            self.ledger.unkeep(self.units_of(mark) if units is None else units)
 
     def unpin(self, entry: Entry) -> None:
         """Take an entry's pin off."""
@@ -131,9 +132,9 @@ class Holdings:
             below, upto, path = path, path.start, path.parent
         return 0
 
-    def private_marks(self, entry: Entry) -> Iterator[Checkpoint]:
-        """Yield the checkpoints that only this entry holds, deepest first."""
-        base = self.base(entry)
+    def private_marks(self, entry: Entry, *, base: int | None = None) -> Iterator[Checkpoint]:
+        """Yield the checkpoints that only this entry holds, past its `base`, deepest first."""
+        base = self.base(entry) if base is None else base
         mark: Checkpoint | None = entry.tip
         while mark is not None and mark.position > base:
             yield mark
@@ -156,12 +157,13 @@ class Holdings:
     def unlink(self, mark: Checkpoint) -> int:
         """Take a checkpoint that is no tip out; return how many pages are retained no more."""
         path = mark.where
+        self.version += 1
         self.spares.discard(mark)
         after = bisect_left(path.positions, mark.position + 1)
         follower = path.marks[after] if after < len(path.marks) else None
         index.remove_mark(mark)
         mark.path = None
-        freed = self.ledger.drop(self.pages_of(mark))
+        freed = self.ledger.drop(self.units_of(mark))
         self.checkpoints -= 1
         if follower is not None and follower.spare:
             self.spares.widen(follower, gap=self.gap(follower))
@@ -178,11 +180,7 @@ class Holdings:
         base = self.base(entry)
         before = ways.previous_mark(tip)
         stays = before is not None and before.position > base
-        raw = ways.sequence(path, tip.position)
-        attributes = ways.attributes(path, tip.position)
-        self.ghosts.add(
-            entry.namespace, raw, attributes, cause=cause, tick=self.tick, used=entry.used
-        )
+        self._remember(entry.namespace, tip, [tip.position], cause, entry.used)
         self._untip(entry)
         floor = before.position if stays and before is not None else base
         freed = self._drop_dead(path, tip, floor)
@@ -196,8 +194,7 @@ class Holdings:
         before.where.tip = entry
         before.where.count_entries(1)
         self._measure(entry)
-        cut = [item for item in attributes if item[0] < before.position]
-        self._rename(entry, self.key(entry.namespace, [raw[: 4 * before.position]], cut))
+        self._rename(entry, self._key_of(entry.namespace, before))
         self.ranking.shortened(entry, self.tick)
         return freed
 
@@ -218,21 +215,11 @@ class Holdings:
     def drop(self, entry: Entry, *, cause: str = "evicted") -> int:
         """Remove an entry whole, with all that only it holds; return pages retained no more.
 
-        The caller knows that nothing of it is protected. O(pages), one hash pass a checkpoint.
+        The caller knows that nothing of it is protected. O(pages), one hash pass.
         """
-        marks = list(self.private_marks(entry))
         base, tip, path = self.base(entry), entry.tip, entry.tip.where
-        raw = ways.sequence(path, tip.position)
-        attributes = ways.attributes(path, tip.position)
-        for mark in marks:
-            self.ghosts.add(
-                entry.namespace,
-                raw[: 4 * mark.position],
-                attributes,
-                cause=cause,
-                tick=self.tick,
-                used=entry.used,
-            )
+        marks = list(self.private_marks(entry, base=base))
+        self._remember(entry.namespace, tip, [m.position for m in marks], cause, entry.used)
         self._untip(entry)
         freed = self._drop_dead(path, tip, base)
         freed += sum(self.unlink(mark) for mark in marks if mark.path is not None)
@@ -249,11 +236,28 @@ class Holdings:
         if holder is not None and holder.tip is mark:
             self.shorten(holder, cause=cause)
             return
-        raw = ways.sequence(mark.where, mark.position)
-        carried = ways.attributes(mark.where, mark.position)
         space = self._namespace(mark.where)
-        self.ghosts.add(space, raw, carried, cause=cause, tick=self.tick, used=mark.tick)
+        self._remember(space, mark, [mark.position], cause, mark.tick)
         self.unlink(mark)
+
+    def _remember(
+        self, namespace: Namespace, tip: Checkpoint, positions: list[int], cause: str, used: int
+    ) -> None:
+        """Leave a ghost of each position on the way to ``tip``. One hash pass."""
+        if self.config.ghosts:
+            path = tip.where
+            carried = ways.attributes(path, tip.position)
+            state, done = Digest(), 0
+            for position in reversed(positions):
+                state.update(ways.pieces(path, done, position))
+                tail = b"".join(ways.pieces(path, max(0, position - TAIL), position))
+                ghost = Ghost(position, cause, self.tick, used, state.digest(carried, position))
+                self.ghosts.add(namespace, tail, ghost)
+                done = position
+
+    def _key_of(self, namespace: Namespace, mark: Checkpoint) -> str:
+        parts = ways.pieces(mark.where, 0, mark.position)
+        return self.key(namespace, parts, ways.attributes(mark.where, mark.position))
 
     def _namespace(self, path: Path) -> Namespace:
         while path.parent is not None:
@@ -292,32 +296,20 @@ class Holdings:
 
     def emit(self, kind: str, entry: Entry, *, key: str | None = None, freed: int = 0) -> None:
         """Note an event; the oldest is forgotten when the buffer is full (G8)."""
-        if self.config.events:
+        if self.journal:
             tip, path = entry.tip, entry.tip.path
             positions = () if path is None else ways.positions_to(path, tip.position)
             self._note(kind, entry.key if key is None else key, positions, freed)
 
     def _note(self, kind: str, key: str, positions: tuple[int, ...], freed: int) -> None:
-        last = self.events[-1].positions if self.events else ()
-        if positions == last:
-            positions = last  # most events of one commit say the same: one tuple for them all
-        self.events.append(
-            Event(
-                number=next(self._numbers),
-                kind=kind,
-                key=key,
-                positions=positions,
-                bytes=freed * self.config.page_bytes,
-            )
-        )
+        self.journal.add(kind, key, positions, freed=freed * self.config.page_bytes)
 
     def unlink_spare(self, mark: Checkpoint) -> int:
         """Take a superseded checkpoint out for room and say so; see `unlink`."""
-        path, position = mark.where, mark.position
+        path = mark.where
         entry, key = path.tip, ""
-        if self.config.events and entry is None:
-            raw, carried = ways.sequence(path, position), ways.attributes(path, position)
-            key = self.key(self._namespace(path), [raw], carried)
+        if self.journal and entry is None:
+            key = self._key_of(self._namespace(path), mark)
         freed = self.unlink(mark)
         if entry is not None:
             self.emit("truncated", entry, freed=freed)

@@ -152,7 +152,7 @@ def walk(
         if size > CHUNK:
             size = _common(label, piece, skip)
         elif not label.startswith(piece, skip):
-            size = _first_difference(label, piece, skip, 0, size)
+            size = _parting_of(path, piece, skip, size)
         upto = begin + size // 4
         if attributes or path.attributes:
             upto = _parting(path, attributes, upto)
@@ -181,6 +181,21 @@ def hops_to(path: Path, position: int) -> tuple[list[Hop], Path]:
         above.append(Hop(current.parent, current.start))
         current = current.parent
     return above[::-1], path
+
+
+def _parting_of(path: Path, piece: memoryview, skip: int, size: int) -> int:
+    """Return the first byte of the first cell of ``piece`` that differs; one does.
+
+    Most prompts part where others did before: the deepest fork on ``piece`` is tried first.
+    """
+    label, low = path.label, 0
+    if path.forks:
+        at = 4 * (next(reversed(path.forks)) - path.start) - skip
+        if 0 < at < size and label.startswith(piece[:at], skip):
+            if piece[at : at + 4] != label[skip + at : skip + at + 4]:
+                return at
+            low = at
+    return _first_difference(label, piece, skip, low, size)
 
 
 def _common(label: bytearray, piece: memoryview, skip: int) -> int:

@@ -15,7 +15,7 @@ from ninfer_pool import lifecycle
 from ninfer_pool.entry import Checkpoint, Table
 from ninfer_pool.errors import LeaseError
 from ninfer_pool.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
-from ninfer_pool.pages import Pages
+from ninfer_pool.pages import Pages, Units
 from ninfer_pool.planner import Chunk, plan_chunks
 from ninfer_pool.prompt import KINDS, Prompt, token_bytes
 from ninfer_pool.results import Explanation
@@ -49,18 +49,36 @@ class Grant:
     exact: bool
     table: Pages
     """The lane's row of the page table: shared pages first, then its own."""
-    own: Pages
-    """Pages taken for this lease, images' reserve included."""
-    spare: list[Pages]
-    """Reserved image pages."""
-    borrowed: Pages
-    """Pages of the source, counted on until the lease ends."""
+    own: Units
+    """What was taken for this lease: pages, and images in reserve or taken since."""
+    spare: list[int]
+    """Images in reserve."""
+    borrowed: Units
+    """What the source holds, counted on until the lease ends."""
     cuts: tuple[int, ...]
     captures: list[tuple[int, str]]
     copies: list[CopyPage]
     claimed: bool
     explanation: Explanation
     bill: Bill
+
+
+class Guard:
+    """Holds the pool's lock for a lease that is still running; else raises `LeaseError`."""
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+
+    def __enter__(self) -> None:
+        self._lease.pool.lock.acquire()
+        if self._lease.ended:
+            self._lease.pool.lock.release()
+            raise LeaseError("lease: it has ended; acquire a new one")
+
+    def __exit__(self, *_: object) -> None:
+        self._lease.pool.lock.release()
 
 
 class Lease:
@@ -72,7 +90,7 @@ class Lease:
     """
 
     def __init__(self, pool: PrefixPool, prompt: Prompt, wishes: Wishes, grant: Grant) -> None:
-        self._pool = pool
+        self.pool = pool
         self._prompt = prompt
         self._generated = bytearray()
         self._canonical = grant.exact
@@ -150,17 +168,17 @@ class Lease:
     @property
     def needed_bytes(self) -> int:
         """Bytes that this request's admission and commit needed so far (G2)."""
-        return self.grant.bill.needed * self._pool.config.page_bytes
+        return self.grant.bill.needed * self.pool.config.page_bytes
 
     @property
     def evicted_bytes(self) -> int:
         """Bytes that became free for it."""
-        return self.grant.bill.evicted * self._pool.config.page_bytes
+        return self.grant.bill.evicted * self.pool.config.page_bytes
 
     @property
     def victim_max_bytes(self) -> int:
         """The largest single victim among them."""
-        return self.grant.bill.largest * self._pool.config.page_bytes
+        return self.grant.bill.largest * self.pool.config.page_bytes
 
     @property
     def planned_captures(self) -> list[tuple[int, str]]:
@@ -174,7 +192,7 @@ class Lease:
         """The position without which the same prompt asked again would not hit (G3)."""
         end = len(self._prompt)
         planned = [position for position, _ in self.grant.captures]
-        return end if self._pool.config.end_logits or end - 1 not in planned else end - 1
+        return end if self.pool.config.end_logits or end - 1 not in planned else end - 1
 
     @property
     def essential_ahead(self) -> bool:
@@ -208,19 +226,18 @@ class Lease:
 
     def restore(self) -> list[Operation]:
         """Return the operations that bring the lane to `start`; `ResetLane` alone for 0."""
-        with self._pool.guarded(self):
+        with Guard(self):
             source = self.grant.source
             if source is None:
                 return [ResetLane(self.lane)]
             operations: list[Operation] = list(self.grant.copies)
             if source.image >= 0:
-                pages = self._pool.retained.ledger.unstring(source.image)
-                operations.append(LoadImage(tuple(pages.tolist()), self.lane))
+                operations.append(LoadImage(self._image_pages(source.image), self.lane))
             return operations
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the prefill steps from the frontier to the prompt's end; none on a full hit."""
-        grid = self._pool.config.grid
+        grid = self.pool.config.grid
         cuts, captures = self.grant.cuts, self.grant.captures
         if self.frontier < len(self._prompt):
             yield from plan_chunks(
@@ -234,7 +251,7 @@ class Lease:
             LeaseError: tokens that are not the prompt's, or past the reserve. Nothing changed.
         """
         raw = token_bytes(tokens, "tokens")
-        with self._pool.guarded(self):
+        with Guard(self):
             begin, end = self.frontier, self.frontier + len(raw) // 4
             if end > self.reserved:
                 raise LeaseError(
@@ -255,7 +272,7 @@ class Lease:
             raise LeaseError(f"advance: the token at {at} is not the prompt's")
 
     def _follow_cuts(self, begin: int, end: int) -> None:
-        grid, cuts = self._pool.config.grid, self.grant.cuts
+        grid, cuts = self.pool.config.grid, self.grant.cuts
         later = cuts[bisect_right(cuts, begin) :][:1]
         stop = min((begin // grid + 1) * grid, *later, len(self._prompt))
         self._canonical = self._canonical and end == stop
@@ -268,8 +285,8 @@ class Lease:
         """
         if type(tokens) is not int or tokens < 0:
             raise LeaseError(f"extend: {tokens!r}; needs an int of 0 or more")
-        with self._pool.guarded(self):
-            return lifecycle.extend(self._pool, self, tokens)
+        with Guard(self):
+            return lifecycle.extend(self.pool, self, tokens)
 
     def truncate(self, position: int) -> None:
         """Back over tokens that were not accepted: the frontier is ``position`` again.
@@ -279,7 +296,7 @@ class Lease:
         Raises:
             LeaseError: not between what was resumed or published and the frontier.
         """
-        with self._pool.guarded(self):
+        with Guard(self):
             published = [mark.position for mark in self.taken[: self.published]]
             least = max([self.start, *published])
             if type(position) is not int or not least <= position <= self.frontier:
@@ -292,8 +309,8 @@ class Lease:
                 self._canonical = False
             self.frontier = position
             while self.taken and self.taken[-1].position > position:
-                image = self._pool.retained.ledger.unstring(self.taken.pop().image)
-                if len(image):
+                image = self.taken.pop().image
+                if image >= 0:
                     self.grant.spare.append(image)
 
     def checkpoint(self, kind: str, *, position: int) -> list[Operation]:
@@ -309,22 +326,25 @@ class Lease:
         """
         if kind not in KINDS:
             raise LeaseError(f"kind: {kind!r}; needs one of {', '.join(KINDS)}")
-        with self._pool.guarded(self):
+        with Guard(self):
             if position != self.frontier:
                 why = f"checkpoint at {position}, frontier {self.frontier}"
-                lifecycle.distrust(self._pool, self, why)
+                lifecycle.distrust(self.pool, self, why)
             if self.doubt is not None or not self.wishes.retain:
                 return []
-            pages = lifecycle.capture(self._pool, self)
-            if pages is None:
+            image = lifecycle.capture(self.pool, self)
+            if image is None:
                 return []
-            self.taken.append(self._make(kind, pages))
-            return [SaveImage(self.lane, tuple(pages.tolist()))] if len(pages) else []
+            self.taken.append(self._make(kind, image))
+            return [SaveImage(self.lane, self._image_pages(image))] if image >= 0 else []
 
-    def _make(self, kind: str, pages: Pages) -> Checkpoint:
+    def _image_pages(self, image: int) -> tuple[int, ...]:
+        return tuple(self.pool.retained.ledger.pages_of_image(image).tolist())
+
+    def _make(self, kind: str, image: int) -> Checkpoint:
         position, cuts = self.frontier, self.grant.cuts
-        size = self._pool.config.page_tokens
-        config = self._pool.config
+        size = self.pool.config.page_tokens
+        config = self.pool.config
         on_cut = not config.image_bytes or position % config.grid == 0 or position in cuts
         exact = self._canonical and on_cut and position <= len(self._prompt)
         return Checkpoint(
@@ -333,7 +353,7 @@ class Lease:
             cuts=cuts[: bisect_right(cuts, position)] if exact else None,
             table=Table(self.pages),
             tail=int(self.pages[position // size]) if position % size else -1,
-            image=self._pool.retained.ledger.string(pages),
+            image=image,
             lane=self.lane,
             tick=0,
         )
@@ -345,8 +365,8 @@ class Lease:
         is to be retained, or where something else would have to go first (G2): then they are
         seen from the commit on.
         """
-        with self._pool.guarded(self):
-            lifecycle.publish(self._pool, self)
+        with Guard(self):
+            lifecycle.publish(self.pool, self)
 
     def commit(self, *, position: int | None = None) -> str | None:
         """Retain what was taken up to the accepted frontier and end the lease.
@@ -354,18 +374,18 @@ class Lease:
         ``position``, if stated, must be the frontier (see `checkpoint`). Returns the key of the
         sequence retained, or None where nothing was: not asked for, in doubt, or no room.
         """
-        with self._pool.guarded(self):
-            return lifecycle.commit(self._pool, self, position)
+        with Guard(self):
+            return lifecycle.commit(self.pool, self, position)
 
     def quarantine(self) -> None:
         """Tell that restoring failed: what was resumed is never offered again; the lease ends."""
-        with self._pool.guarded(self):
-            lifecycle.quarantine(self._pool, self)
+        with Guard(self):
+            lifecycle.quarantine(self.pool, self)
 
     def release(self) -> None:
         """Give everything back without a commit; nothing happens if the lease has ended."""
-        with suppress(LeaseError), self._pool.guarded(self):
-            lifecycle.end(self._pool, self)
+        with suppress(LeaseError), Guard(self):
+            lifecycle.end(self.pool, self)
 
     def __enter__(self) -> Lease:
         return self

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ninfer_pool.entry import Checkpoint, Entry, Table
-from ninfer_pool.pages import Pages
 from ninfer_pool.results import Refusal
 from ninfer_pool.retained import Stretch
 from ninfer_pool.room import choose_retained, fit_budget, fits_free, free_pages
@@ -34,14 +33,17 @@ def extend(pool: PrefixPool, lease: Lease, tokens: int) -> bool:
     free_pages(pool.retained, pages, grant.bill)
     grant.bill.needed += pages if ledger.retained < before else 0
     fresh = ledger.take(pages)
-    grant.own = np.concatenate((grant.own, fresh))
+    grant.own = np.concatenate((fresh, grant.own))
     grant.table = np.concatenate((grant.table, fresh))
     lease.reserved += tokens
     return True
 
 
-def capture(pool: PrefixPool, lease: Lease) -> Pages | None:
-    """Return pages for an image at the lease's frontier, or None where it is skipped (G8)."""
+def capture(pool: PrefixPool, lease: Lease) -> int | None:
+    """Return an image for the lease's frontier, -1 where none is needed (plain attention).
+
+    None: it is skipped (G8).
+    """
     counters, position = pool.retained.counters, lease.frontier
     if lease.has_checkpoint(position):
         return None
@@ -51,15 +53,15 @@ def capture(pool: PrefixPool, lease: Lease) -> Pages | None:
         return None
     grant, count = lease.grant, pool.config.image_pages
     if not count:
-        return np.empty(0, dtype=np.int32)
+        return -1
     if len(grant.spare) <= lease.essential_ahead:
         if pool.retained.ledger.free < count:
             counters.captures_skipped += 1
             counters.skipped_no_room += 1
             return None
-        fresh = pool.retained.ledger.take(count)
+        fresh = pool.retained.ledger.take(0, images=1)
         grant.own = np.concatenate((grant.own, fresh))
-        grant.spare.append(fresh)
+        grant.spare += fresh.tolist()
     counters.images_saved += 1
     return grant.spare.pop(0)
 
@@ -97,12 +99,14 @@ def commit(pool: PrefixPool, lease: Lease, position: int | None) -> str | None:
     pool.note_miss(lease.explanation)
     retained.tick += 1
     retained.counters.committed += 1
+    touched = None
     if source is not None:
-        revived = _touch(pool, source, lease)
+        revived, touched = _touch(pool, source, lease)
         _release_source(pool, lease)
         fit_budget(retained, lease.grant.bill, fresh=[], keep=revived)
-    if lease.unpublished:
-        _store(pool, lease, lease.unpublished, source)
+    stored = bool(lease.unpublished) and _store(pool, lease, lease.unpublished, source)
+    if touched is not None and not stored:
+        retained.ranking.used(touched, retained.tick)
     _name_full_hit(pool, lease, source)
     for entry in retained.keys.get(lease.key or "", {}).values():
         if lease.wishes.pin:
@@ -124,24 +128,26 @@ def _key(pool: PrefixPool, lease: Lease, position: int) -> str:
     return pool.retained.key(namespace, lease.parts(0, position), attributes)
 
 
-def _touch(pool: PrefixPool, source: Checkpoint, lease: Lease) -> Entry | None:
+def _touch(pool: PrefixPool, source: Checkpoint, lease: Lease) -> tuple[Entry | None, Entry | None]:
     """Only the consumed checkpoint becomes recent, none that was merely passed.
 
-    Returns the entry that it revived, if it was a superseded tail.
+    Returns the entry that it revived, if it was a superseded tail; and the one that it touched,
+    whose policy hears of it only once, when it has grown or turns out not to grow.
     """
     retained = pool.retained
     source.tick = retained.tick
     source.uses += 1
     if source.path is None:
-        return None
+        return None, None
     if source.spare:
-        return retained.revive(source, lease.prompt.namespace, _key(pool, lease, source.position))
+        key = _key(pool, lease, source.position)
+        return retained.revive(source, lease.prompt.namespace, key), None
     entry = source.path.tip
     if entry is not None and entry.tip is source:
         entry.consume(retained.tick)
-        retained.ranking.used(entry, retained.tick)
         retained.emit("touched", entry)
-    return None
+        return None, entry
+    return None, None
 
 
 def _stretch(pool: PrefixPool, lease: Lease, source: Checkpoint | None, position: int) -> Stretch:
@@ -163,15 +169,15 @@ def _stretch(pool: PrefixPool, lease: Lease, source: Checkpoint | None, position
 
 def _store(
     pool: PrefixPool, lease: Lease, fresh: list[Checkpoint], source: Checkpoint | None
-) -> None:
-    """Retain ``fresh`` as far as the budget allows, then make it fit (G3, G9)."""
+) -> bool:
+    """Retain ``fresh`` as far as the budget allows, then make it fit (G3, G9); say if any."""
     retained, size = pool.retained, pool.config.page_tokens
     chosen = choose_retained(retained, fresh, lease.essential)
     skipped = len(fresh) - len(chosen)
     retained.counters.captures_skipped += skipped
     retained.counters.skipped_no_room += skipped
     if not chosen:
-        return
+        return False
     stretch = _stretch(pool, lease, source, chosen[-1].position)
     table = Table(lease.grant.table[: -(-stretch.total // size)].copy())
     for mark in chosen:
@@ -190,6 +196,7 @@ def _store(
     fit_budget(retained, grant.bill, fresh=new, keep=entry)
     retained.note_peaks()
     lease.key = stretch.key
+    return True
 
 
 def _set_expiry(pool: PrefixPool, lease: Lease, marks: list[Checkpoint]) -> None:

@@ -6,40 +6,56 @@ import numpy as np
 import numpy.typing as npt
 
 Pages = npt.NDArray[np.int32]
+"""Ids of pages: 0 to ``num_pages`` - 1."""
+Units = npt.NDArray[np.int32]
+"""Ids of what is counted: pages by their own ids, and images, whose ids come after the pages'."""
 
 
 class PageLedger:
-    """Three counts a page, one free list.
+    """Three counts a page or image, and what is free.
 
-    * ``held``: checkpoints that hold it. Pages with ``held > 0`` are *retained*.
+    * ``held``: checkpoints that hold it. What has ``held > 0`` is *retained*.
     * ``leased``: leases that read or write it.
     * ``kept``: protected checkpoints (pinned, or being resumed from) that hold it.
 
-    A page is free while held and leased are both 0. No eviction can free a page that is leased
-    or kept: these are *firm*. Every method takes an array of distinct ids; O(len(pages)).
+    An image's pages need not be adjacent, but come and go together, so they share one count: an
+    image is one more *unit*, the row of a table that names its pages. Its pages are not counted
+    by themselves meanwhile. A unit is free while held and leased are both 0. No eviction can
+    free what is leased or kept: that is *firm*. Every amount is in pages; every method takes an
+    array of distinct units, images last, and is O(len(units)).
     """
 
     __slots__ = (
+        "_blank",
         "_free",
-        "_link",
-        "_links",
+        "_ready",
+        "_rows",
         "_top",
         "firm",
         "held",
+        "image_pages",
         "kept",
         "leased",
         "protected",
         "retained",
+        "total",
     )
 
-    def __init__(self, num_pages: int) -> None:
-        self.held = np.zeros(num_pages, dtype=np.int32)
-        self.leased = np.zeros(num_pages, dtype=np.int32)
-        self.kept = np.zeros(num_pages, dtype=np.int32)
+    def __init__(self, num_pages: int, *, image_pages: int = 0) -> None:
+        images = num_pages // image_pages if image_pages else 0
+        self.total = num_pages
+        """Pages in the slab."""
+        self.image_pages = image_pages
+        self.held = np.zeros(num_pages + images, dtype=np.int32)
+        self.leased = np.zeros(num_pages + images, dtype=np.int32)
+        self.kept = np.zeros(num_pages + images, dtype=np.int32)
         self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
-        self._link = np.full(num_pages, -1, dtype=np.int32)
-        self._links = self._link.data
         self._top = num_pages
+        self._rows = np.empty((images, image_pages), dtype=np.int32)
+        self._blank = list(range(num_pages + images - 1, num_pages - 1, -1))
+        """Images that have no pages."""
+        self._ready: list[int] = []
+        """Images whose pages are free."""
         self.retained = 0
         """Pages that some checkpoint holds."""
         self.firm = 0
@@ -50,12 +66,7 @@ class PageLedger:
     @property
     def free(self) -> int:
         """Pages that nothing counts on."""
-        return self._top
-
-    @property
-    def total(self) -> int:
-        """Pages in the slab."""
-        return len(self.held)
+        return self._top + len(self._ready) * self.image_pages
 
     @property
     def freeable(self) -> int:
@@ -64,107 +75,136 @@ class PageLedger:
 
     def free_pages(self) -> Pages:
         """Return the ids of the pages that nothing counts on. O(free)."""
-        return self._free[: self._top].copy()
+        ready = [self.pages_of_image(image) for image in self._ready]
+        return np.concatenate([self._free[: self._top], *ready])
 
-    def take(self, count: int) -> Pages:
-        """Take ``count`` free pages for a lease (``leased`` 1 each); the caller checked `free`."""
-        assert 0 <= count <= self._top
-        pages = self._free[self._top - count : self._top][::-1].copy()
-        self._top -= count
-        self.leased[pages] = 1
-        self.firm += count
-        return pages
+    def pages_of_image(self, image: int) -> Pages:
+        """Return the ids of an image's pages, in order; none for -1. O(1): a view."""
+        return self._rows[image - self.total] if image >= 0 else self._free[:0]
 
-    def lease(self, pages: Pages) -> None:
-        """Count one more lease on pages that are in use."""
-        fresh = _raise(self.leased, pages)
-        self.firm += int(np.count_nonzero(self.kept[fresh] == 0))
+    def size(self, units: Units) -> int:
+        """Return how many pages ``units`` are."""
+        return len(units) + self._images(units) * (self.image_pages - 1)
 
-    def unlease(self, pages: Pages) -> None:
-        """Count one lease less; pages that nothing else counts on become free."""
-        last = _lower(self.leased, pages)
-        self.firm -= int(np.count_nonzero(self.kept[last] == 0))
+    def _images(self, units: Units) -> int:
+        """Return how many of ``units`` are images: those at the end."""
+        count, total = 0, self.total
+        while count < len(units) and units[-1 - count] >= total:
+            count += 1
+        return count
+
+    def take(self, count: int, *, images: int = 0) -> Units:
+        """Take free pages and then images for a lease (``leased`` 1 each).
+
+        The caller checked `free` for all of it together.
+        """
+        assert 0 <= count + images * self.image_pages <= self.free
+        made = [self._ready.pop() for _ in range(min(images, len(self._ready)))]
+        while self._top < count + (images - len(made)) * self.image_pages:
+            self._dissolve(self._ready.pop())
+        units = np.empty(count + images, dtype=np.int32)
+        units[:count] = self._pop(count)
+        while len(made) < images:
+            image = self._blank.pop()
+            self._rows[image - self.total] = self._pop(self.image_pages)
+            made.append(image)
+        units[count:] = made
+        self.leased[units] = 1
+        self.firm += count + images * self.image_pages
+        return units
+
+    def lease(self, units: Units) -> None:
+        """Count one more lease on what is in use."""
+        fresh = _raise(self.leased, units)
+        self.firm += self.size(fresh[self.kept[fresh] == 0])
+
+    def unlease(self, units: Units) -> None:
+        """Count one lease less; what nothing else counts on becomes free."""
+        last = _lower(self.leased, units)
+        self.firm -= self.size(last[self.kept[last] == 0])
         self._give(last[self.held[last] == 0])
 
-    def hold(self, pages: Pages) -> int:
+    def hold(self, units: Units) -> int:
         """Count one more checkpoint; return how many pages became retained."""
-        fresh = len(_raise(self.held, pages))
+        fresh = self.size(_raise(self.held, units))
         self.retained += fresh
         return fresh
 
-    def drop(self, pages: Pages) -> int:
+    def drop(self, units: Units) -> int:
         """Count one checkpoint less; return how many pages are no longer retained."""
-        last = _lower(self.held, pages)
-        self.retained -= len(last)
+        last = _lower(self.held, units)
+        freed = self.size(last)
+        self.retained -= freed
         self._give(last[self.leased[last] == 0])
-        return len(last)
+        return freed
 
-    def keep(self, pages: Pages) -> None:
-        """Protect pages that a checkpoint holds."""
-        fresh = _raise(self.kept, pages)
-        self.protected += len(fresh)
-        self.firm += int(np.count_nonzero(self.leased[fresh] == 0))
+    def keep(self, units: Units) -> None:
+        """Protect what a checkpoint holds."""
+        fresh = _raise(self.kept, units)
+        self.protected += self.size(fresh)
+        self.firm += self.size(fresh[self.leased[fresh] == 0])
 
-    def unkeep(self, pages: Pages) -> None:
+    def unkeep(self, units: Units) -> None:
         """Take one protection off."""
-        last = _lower(self.kept, pages)
-        self.protected -= len(last)
-        self.firm -= int(np.count_nonzero(self.leased[last] == 0))
+        last = _lower(self.kept, units)
+        self.protected -= self.size(last)
+        self.firm -= self.size(last[self.leased[last] == 0])
 
-    def exclusive(self, pages: Pages) -> int:
-        """Return how many of ``pages`` one checkpoint alone holds."""
-        return int(np.count_nonzero(self.held[pages] == 1))
+    def yielding(self, units: Units) -> int:
+        """Return how many pages of ``units`` are not firm."""
+        return self.size(units[(self.leased[units] | self.kept[units]) == 0])
 
-    def string(self, pages: Pages) -> int:
-        """Thread an image's pages into a chain and return its head; -1 for none.
+    def _pop(self, count: int) -> Pages:
+        self._top -= count
+        return self._free[self._top : self._top + count][::-1]
 
-        A chain costs no memory for each image: the links are an array as long as the slab.
-        """
-        if not len(pages):
-            return -1
-        self._link[pages[:-1]] = pages[1:]
-        self._link[pages[-1]] = -1
-        return int(pages[0])
-
-    def unstring(self, head: int) -> Pages:
-        """Return the pages of the chain that begins at ``head``. O(pages), about 40 ns each."""
-        chain = []
-        links = self._links
-        while head >= 0:
-            chain.append(head)
-            head = links[head]
-        return np.array(chain, dtype=np.int32)
-
-    def _give(self, pages: Pages) -> None:
+    def _push(self, pages: Pages) -> None:
         self._free[self._top : self._top + len(pages)] = pages
         self._top += len(pages)
+
+    def _dissolve(self, image: int) -> None:
+        self._push(self.pages_of_image(image))
+        self._blank.append(image)
+
+    def _give(self, units: Units) -> None:
+        pages = len(units) - self._images(units)
+        self._push(units[:pages])
+        self._ready += units[pages:].tolist()
 
     def check(self) -> None:
         """Recount everything (G9); AssertionError names what is off. O(pages)."""
         used = (self.held > 0) | (self.leased > 0)
-        firm = (self.leased > 0) | (self.kept > 0)
-        free = self._free[: self._top]
+        firm = np.flatnonzero((self.leased > 0) | (self.kept > 0)).astype(np.int32)
+        inside = np.flatnonzero(used[self.total :]) + self.total
+        every = np.concatenate(
+            [np.flatnonzero(used[: self.total]).astype(np.int32), self.free_pages()]
+            + [self.pages_of_image(image) for image in inside.tolist()]
+        )
         assert min(self.held.min(), self.leased.min(), self.kept.min()) >= 0, "negative count"
-        assert len(np.unique(free)) == len(free), "a page is free twice"
-        assert not used[free].any(), "a page in use is on the free list"
-        assert int(used.sum()) + len(free) == self.total, "a page is lost"
-        assert int((self.held > 0).sum()) == self.retained, "retained pages miscounted"
-        assert int((self.kept > 0).sum()) == self.protected, "protected pages miscounted"
-        assert int(firm.sum()) == self.firm, "firm pages miscounted"
+        assert len(np.unique(self.free_pages())) == self.free, "a page is free twice"
+        assert len(np.unique(every)) == len(every), "a page in use is on the free list"
+        assert len(every) == self.total, "a page is lost"
+        names = sorted([*self._blank, *self._ready, *inside.tolist()])
+        assert names == list(range(self.total, len(self.held))), "an image is lost"
+        retained = np.flatnonzero(self.held).astype(np.int32)
+        assert self.size(retained) == self.retained, "retained pages miscounted"
+        protected = np.flatnonzero(self.kept).astype(np.int32)
+        assert self.size(protected) == self.protected, "protected pages miscounted"
+        assert self.size(firm) == self.firm, "firm pages miscounted"
 
 
-def _raise(counts: Pages, pages: Pages) -> Pages:
-    """Add 1 at ``pages``; return those that were 0."""
-    before = counts[pages]
-    counts[pages] = before + 1
-    fresh: Pages = pages[before == 0]
+def _raise(counts: Units, units: Units) -> Units:
+    """Add 1 at ``units``; return those that were 0."""
+    before = counts[units]
+    counts[units] = before + 1
+    fresh: Units = units[before == 0]
     return fresh
 
 
-def _lower(counts: Pages, pages: Pages) -> Pages:
-    """Take 1 away at ``pages``; return those that are 0 now."""
-    after = counts[pages] - 1
-    assert not len(after) or after.min() >= 0, "a page counted down below 0"
-    counts[pages] = after
-    last: Pages = pages[after == 0]
+def _lower(counts: Units, units: Units) -> Units:
+    """Take 1 away at ``units``; return those that are 0 now."""
+    after = counts[units] - 1
+    counts[units] = after
+    last: Units = units[after <= 0]
+    assert not len(last) or after.min() >= 0, "a unit counted down below 0"
     return last

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ninfer_pool.prompt import Prompt
+from ninfer_pool.prompt import Boundary, Prompt
 
 NEWEST_ONLY = ("turn", "response", "history")
 """Kinds of which a long prompt declares many; only the last of each is worth an image."""
@@ -21,15 +21,15 @@ class Chunk(NamedTuple):
     checkpoint: str | None
 
 
-def canonical_cuts(prompt: Prompt, *, grid: int, min_chunk: int) -> tuple[int, ...]:
-    """Return the prompt's canonical cuts that are not on the grid, ascending.
+def canonical_cuts(boundaries: Iterable[Boundary], *, grid: int, min_chunk: int) -> tuple[int, ...]:
+    """Return the canonical cuts, not on the grid, of a prompt with these boundaries; ascending.
 
     A cut is canonical when it can be decided from the tokens before it and the boundaries
     declared at or before it: every multiple of ``grid``, and every declared boundary that is at
     least ``min_chunk`` past the cut before it. O(boundaries).
     """
     cuts: list[int] = []
-    for position, _ in prompt.boundaries:
+    for position, _ in boundaries:
         last = max(position // grid * grid, cuts[-1] if cuts else 0)
         if position > last and position - last >= min_chunk:
             cuts.append(position)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from bisect import insort
-from collections.abc import Iterator
-from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import count
 
@@ -15,7 +13,7 @@ from ninfer_pool.admission import Request, admit, covers, lane_of, search
 from ninfer_pool.checks import check_pool
 from ninfer_pool.config import PoolConfig
 from ninfer_pool.entry import Checkpoint, Entry
-from ninfer_pool.errors import ConfigError, LeaseError, PromptError
+from ninfer_pool.errors import ConfigError, PromptError
 from ninfer_pool.lease import Lease, Wishes
 from ninfer_pool.planner import canonical_cuts
 from ninfer_pool.prompt import Prompt
@@ -51,7 +49,7 @@ class PrefixPool:
         self.retained = Retained(config)
         self.last_refusal: Refusal | None = None
         """Why the last `acquire` that said no did so."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._leases: dict[Lease, None] = {}
         self._free_lanes = list(range(config.lanes))
         self._lane_used = [0] * config.lanes
@@ -61,17 +59,21 @@ class PrefixPool:
     # -- reading (G7) ----------------------------------------------------------------------
 
     def lookup(self, prompt: Prompt) -> Matches:
-        """Return the positions where ``prompt`` can be resumed, ascending. O(matched bytes)."""
+        """Return the positions where ``prompt`` can be resumed, ascending. O(matched bytes).
+
+        Asked again with the same `Prompt` while nothing was stored or removed, as a scheduler
+        does for what waits, it answers from memory: O(1). `acquire` always compares anew.
+        """
         _check_prompt(prompt)
         clock = self.config.clock
-        with self._lock:
+        with self.lock:
             return lookup(self.retained, prompt, clock() if clock is not None else None)
 
     def explain(self, prompt: Prompt, *, read: bool = True, exact: bool = False) -> Explanation:
         """Return why ``prompt`` would hit as deep as it would, and what would help."""
         _check_prompt(prompt)
         rules = self._rules(read=read, exact=exact)
-        with self._lock:
+        with self.lock:
             cuts = self._cuts(prompt)
             found = find(self.retained, prompt, cuts, rules)
             return explain(self.retained, prompt, found, rules)
@@ -83,22 +85,28 @@ class PrefixPool:
 
     def find(self, key: str) -> list[EntryInfo]:
         """Return every entry stored under ``key``: normally one or none."""
-        with self._lock:
-            return [self._info(entry) for entry in self.retained.keys.get(key, {}).values()]
+        with self.lock:
+            return [self._info(entry) for entry in self._holders(key)]
 
     def entries(self) -> list[EntryInfo]:
         """Return all entries, the oldest first."""
-        with self._lock:
+        with self.lock:
             return [self._info(entry) for entry in self.retained.entries.values()]
 
     def events(self, since: int = 0) -> list[Event]:
-        """Return the events numbered ``since`` and later that are still remembered."""
-        with self._lock:
-            return [event for event in self.retained.events if event.number >= since]
+        """Return the events numbered ``since`` and later that are still remembered.
+
+        Raises:
+            ConfigError: ``since`` is not an int.
+        """
+        if type(since) is not int:
+            raise ConfigError(f"since: {since!r}; needs an int")
+        with self.lock:
+            return list(self.retained.journal.since(since))
 
     def stats(self) -> Stats:
         """Return sizes and counters. O(1)."""
-        with self._lock:
+        with self.lock:
             retained, ledger = self.retained, self.retained.ledger
             size = self.config.page_bytes
             return Stats(
@@ -121,7 +129,7 @@ class PrefixPool:
 
     def check(self) -> None:
         """Recount everything and compare; AssertionError names what is off. O(everything)."""
-        with self._lock:
+        with self.lock:
             check_pool(self.retained, list(self._leases))
 
     def _rules(self, *, read: bool = True, exact: bool = False) -> Rules:
@@ -129,17 +137,15 @@ class PrefixPool:
         return Rules(read=read, exact=exact, now=clock() if clock is not None else None)
 
     def _cuts(self, prompt: Prompt) -> tuple[int, ...]:
-        return canonical_cuts(prompt, grid=self.config.grid, min_chunk=self.config.min_chunk)
+        config = self.config
+        return canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)
 
     def _info(self, entry: Entry) -> EntryInfo:
         retained = self.retained
         marks = sorted(retained.path_marks(entry), key=lambda mark: mark.position)
-        private = [retained.pages_of(mark) for mark in retained.private_marks(entry)]
-        pages = np.unique(np.concatenate(private))
-        holders = np.zeros(retained.ledger.total, dtype=np.int32)
-        for ids in private:
-            holders[ids] += 1
-        alone = int(np.count_nonzero(holders[pages] == retained.ledger.held[pages]))
+        held = [retained.units_of(mark) for mark in retained.private_marks(entry)]
+        units, holders = np.unique(np.concatenate(held), return_counts=True)
+        alone = retained.ledger.size(units[holders == retained.ledger.held[units]])
         return EntryInfo(
             key=entry.key,
             tokens=entry.tip.position,
@@ -200,7 +206,10 @@ class PrefixPool:
             exact=exact,
         )
         self._check_request(prompt, reserve_tokens, wishes, lane)
-        with self._lock:
+        _check_flags(
+            read=read, retain=retain, pin=pin, exact=exact, claim=claim, wait=wait_for_shared
+        )
+        with self.lock:
             rules = self._rules(read=read, exact=exact)
             rules.lane = lane if self.config.affinity == "strict" else None
             self._expire(rules.now)
@@ -272,7 +281,7 @@ class PrefixPool:
 
         Its checkpoints of now are kept, and the tip that it grows to.
         """
-        with self._lock:
+        with self.lock:
             entry = self._named(key)
             if entry is not None:
                 self.pin_entry(entry)
@@ -288,7 +297,7 @@ class PrefixPool:
 
     def unpin(self, key: str) -> bool:
         """Take the pin off; False unless the key names one entry that is pinned."""
-        with self._lock:
+        with self.lock:
             entry = self._named(key)
             if entry is None or entry.pinned is None:
                 return False
@@ -297,7 +306,7 @@ class PrefixPool:
 
     def release(self, key: str) -> bool:
         """Tell that the conversation is over: its entry goes before others of its priority."""
-        with self._lock:
+        with self.lock:
             entry = self._named(key)
             if entry is not None and not entry.released:
                 self.retained.ranking.removed(entry)
@@ -307,7 +316,7 @@ class PrefixPool:
 
     def evict(self, key: str) -> bool:
         """Remove an entry whole; False unless the key names one that nothing protects."""
-        with self._lock:
+        with self.lock:
             entry = self._named(key)
             if entry is None or any(m.guards for m in self.retained.private_marks(entry)):
                 return False
@@ -316,7 +325,7 @@ class PrefixPool:
 
     def clear(self) -> int:
         """Remove every entry that nothing protects, and every ghost; return how many went."""
-        with self._lock:
+        with self.lock:
             before = len(self.retained.entries)
             for entry in list(self.retained.entries.values()):
                 if not any(mark.guards for mark in self.retained.private_marks(entry)):
@@ -326,22 +335,14 @@ class PrefixPool:
             return before - len(self.retained.entries)
 
     def _named(self, key: str) -> Entry | None:
-        entries = self.retained.keys.get(key, {})
-        return next(iter(entries.values())) if len(entries) == 1 else None
+        entries = self._holders(key)
+        return entries[0] if len(entries) == 1 else None
+
+    def _holders(self, key: object) -> list[Entry]:
+        """Every entry of that key; none for what is no key at all, such as None."""
+        return list(self.retained.keys.get(key, {}).values()) if isinstance(key, str) else []
 
     # -- what leases and their life cycle ask -----------------------------------------------
-
-    @contextmanager
-    def guarded(self, lease: Lease) -> Iterator[None]:
-        """Hold the lock for a lease that is still running.
-
-        Raises:
-            LeaseError: it has ended.
-        """
-        with self._lock:
-            if lease.ended:
-                raise LeaseError("lease: it has ended; acquire a new one")
-            yield
 
     @property
     def freeable_bytes(self) -> int:
@@ -379,3 +380,9 @@ class PrefixPool:
 def _check_prompt(prompt: object) -> None:
     if not isinstance(prompt, Prompt):
         raise PromptError(f"prompt: {type(prompt).__name__}; needs a Prompt")
+
+
+def _check_flags(**flags: object) -> None:
+    for name, value in flags.items():
+        if type(value) is not bool:
+            raise PromptError(f"{name}: {value!r}; needs True or False")

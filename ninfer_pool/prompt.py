@@ -58,7 +58,7 @@ class Prompt:
     3
     """
 
-    __slots__ = ("attributes", "boundaries", "buffer", "media", "namespace", "shareable")
+    __slots__ = ("attributes", "boundaries", "buffer", "media", "namespace", "seen", "shareable")
 
     def __init__(
         self,
@@ -83,6 +83,8 @@ class Prompt:
         self.shareable = bare[0] if bare else sys.maxsize
         """The position up to which anything may be matched or retained: the first media span
         without a digest, else without bound."""
+        self.seen: Any = None
+        """What the last lookup found, where, and when: for `ninfer_pool.search` alone."""
         self.attributes: tuple[Attribute, ...] = ()
         if self.media or positions is not None or token_types is not None:
             axes = _axis(positions, (3, count), "positions")

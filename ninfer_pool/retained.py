@@ -61,11 +61,12 @@ class Retained(Holdings):
         among them. The caller makes room afterwards. O(bytes past the origin) at the speed of
         memcmp, and one hash pass.
         """
+        self.version += 1
         hops = self._follow(stretch)
         entry = self._lift_grown(hops, stretch.total)
         fresh, replaced, older = self._settle_twins(hops, fresh)
         if entry is not None and fresh:
-            _share_table(hops, fresh, self.config.page_tokens)
+            _share_table(hops, fresh, self.config.page_tokens, source=stretch.source)
         hops = index.insert(hops, stretch.view, stretch.attributes, origin=stretch.origin)
         self._place(hops, fresh)
         entry = self._set_tip(hops, entry, stretch.namespace, prompt_tokens)
@@ -168,7 +169,7 @@ class Retained(Holdings):
         worth = GRID_WORTH * self.config.image_pages * self.config.page_tokens
         for mark in fresh:
             mark.tick = self.tick
-            self.ledger.hold(self.pages_of(mark))
+            self.ledger.hold(self.units_of(mark))
             if mark.kind == "grid" and mark is not fresh[-1] and self.gap(mark) < worth:
                 self.spares.add(mark, gap=self.gap(mark), serial=next(self._serials))
         self.checkpoints += len(fresh)
@@ -241,6 +242,7 @@ class Retained(Holdings):
 
         Returns that entry; the caller makes room for it.
         """
+        self.version += 1
         self.spares.discard(mark)
         above, path = index.hops_to(mark.where, mark.position)
         if path.goes_on(mark.position) or (path.tip and path.tip.tip.position >= mark.position):
@@ -255,11 +257,14 @@ class Retained(Holdings):
         return entry
 
 
-def _share_table(hops: list[Hop], fresh: list[Checkpoint], page_tokens: int) -> None:
+def _share_table(
+    hops: list[Hop], fresh: list[Checkpoint], page_tokens: int, *, source: Checkpoint | None
+) -> None:
     """Let the growing entry's checkpoints and the fresh ones use one table of pages.
 
-    Only where the fresh ones lie past all others on their way and go on from the same pages;
-    then bookkeeping stays linear however many turns a conversation has.
+    Only where the fresh ones lie past all others on their way and go on from the same pages, as
+    those resumed from the last of them do; then bookkeeping stays linear however many turns a
+    conversation has.
     """
     path, upto = hops[-1]
     before = path.marks[-1] if path.marks else None
@@ -267,7 +272,7 @@ def _share_table(hops: list[Hop], fresh: list[Checkpoint], page_tokens: int) -> 
         return  # what lies past the parting may use the table, too
     whole = before.position // page_tokens
     ids = fresh[0].table.ids
-    if np.array_equal(before.table.ids[:whole], ids[:whole]):
+    if before is source or np.array_equal(before.table.ids[:whole], ids[:whole]):
         before.table.ids = ids
         for mark in fresh:
             mark.table = before.table

@@ -134,6 +134,8 @@ def choose_retained(
     ledger, size = retained.ledger, retained.config.page_tokens
     room = retained.config.retained_pages - ledger.protected
     images = retained.config.image_pages
+    if -(-fresh[-1].position // size) + images * len(fresh) <= room:
+        return fresh
     order = sorted(fresh, key=lambda mark: (mark.position != prompt_end, -mark.position))
     chosen: list[Checkpoint] = []
     deepest = 0

@@ -13,7 +13,7 @@ from ninfer_pool.entry import Checkpoint
 from ninfer_pool.ghosts import Ghost
 from ninfer_pool.index import Hop, Path
 from ninfer_pool.planner import canonical_cuts
-from ninfer_pool.prompt import Prompt, payload_fields
+from ninfer_pool.prompt import Boundary, Prompt, payload_fields
 from ninfer_pool.results import Explanation, Match
 from ninfer_pool.retained import Retained
 
@@ -134,12 +134,12 @@ class Matches(Sequence[Match]):
     It stays as it was when `PrefixPool.lookup` returned, whatever happens to the pool.
     """
 
-    __slots__ = ("_items", "_now", "_prompt", "_retained", "_runs", "_token", "deepest")
+    __slots__ = ("_boundaries", "_config", "_items", "_now", "_runs", "_token", "deepest")
 
     def __init__(
         self,
-        retained: Retained,
-        prompt: Prompt,
+        config: PoolConfig,
+        boundaries: Sequence[Boundary],
         runs: list[tuple[list[Checkpoint], int]],
         deepest: int,
         *,
@@ -149,16 +149,16 @@ class Matches(Sequence[Match]):
         self.deepest = deepest
         """The deepest position that can be resumed; 0 for none."""
         self._runs = runs
-        self._prompt = prompt
-        self._retained = retained
+        self._boundaries = boundaries
+        self._config = config
         self._now = now
         self._token = token
         self._items: list[Match] | None = None
 
     def _all(self) -> list[Match]:
         if self._items is None:
-            config = self._retained.config
-            cuts = canonical_cuts(self._prompt, grid=config.grid, min_chunk=config.min_chunk)
+            config = self._config
+            cuts = canonical_cuts(self._boundaries, grid=config.grid, min_chunk=config.min_chunk)
             rules = Rules(now=self._now)
             best: dict[int, Match] = {}
             for marks, count in self._runs:
@@ -201,12 +201,26 @@ class Matches(Sequence[Match]):
 
 
 def lookup(retained: Retained, prompt: Prompt, now: float | None) -> Matches:
-    """Return where ``prompt`` can be resumed. O(matched bytes); what is listed is found later."""
+    """Return where ``prompt`` can be resumed. O(matched bytes); what is listed is found later.
+
+    The prompt remembers the answer for as long as the index stays as it is.
+    """
+    seen: tuple[Retained, int, Matches] | None = prompt.seen
+    if seen is not None and seen[0] is retained and seen[1] == retained.version and now is None:
+        return seen[2]
+    matches = _look(retained, prompt, now)
+    if now is None:
+        prompt.seen = (retained, retained.version, matches)
+    return matches
+
+
+def _look(retained: Retained, prompt: Prompt, now: float | None) -> Matches:
+    config = retained.config
     root = retained.roots.get(prompt.namespace)
     if root is None:
-        return Matches(retained, prompt, [], 0)
+        return Matches(config, prompt.boundaries, [], 0)
     hops = index.walk(root, prompt.buffer, prompt.attributes)
-    limit = deepest_resume(retained.config, prompt)
+    limit = deepest_resume(config, prompt)
     runs = []
     deepest = 0
     for path, upto in hops:
@@ -215,11 +229,11 @@ def lookup(retained: Retained, prompt: Prompt, now: float | None) -> Matches:
         if count:
             runs.append((path.marks, count))
             deepest = positions[count - 1]
-    if now is None and retained.config.image_bytes:
-        return Matches(retained, prompt, runs, deepest)
+    if now is None and config.image_bytes:
+        return Matches(config, prompt.boundaries, runs, deepest)
     found = find(retained, prompt, None, Rules(now=now))
-    token = None if retained.config.image_bytes else found
-    return Matches(retained, prompt, runs, found.position, now=now, token=token)
+    token = None if config.image_bytes else found
+    return Matches(config, prompt.boundaries, runs, found.position, now=now, token=token)
 
 
 def _match(config: PoolConfig, position: int, kind: str, *, exact: bool) -> Match:

@@ -25,16 +25,26 @@ def previous_mark(mark: Checkpoint) -> Checkpoint | None:
     return path.marks[at]
 
 
+def pieces(path: Path, begin: int, end: int) -> list[memoryview]:
+    """Return the token bytes ``[begin, end)`` of the sequence through ``path``, in parts.
+
+    O(depth). Let go of them before the index changes: a label that is looked at cannot grow.
+    """
+    parts: list[memoryview] = []
+    current: Path | None = path
+    while current is not None and begin < end:
+        start = max(begin, current.start)
+        if start < end:
+            offset = 4 * current.start
+            parts.append(memoryview(current.label)[4 * start - offset : 4 * end - offset])
+            end = start
+        current = current.parent
+    return parts[::-1]
+
+
 def sequence(path: Path, position: int) -> bytes:
     """Return the token bytes ``[0, position)`` of the sequence through ``path``. O(bytes)."""
-    parts = []
-    upto = position
-    current: Path | None = path
-    while current is not None:
-        parts.append(current.label[: 4 * (upto - current.start)])
-        upto = current.start
-        current = current.parent
-    return b"".join(reversed(parts))
+    return b"".join(pieces(path, 0, position))
 
 
 def attributes(path: Path, position: int) -> list[Attribute]:

@@ -33,6 +33,7 @@ def report() -> Report:
 def test_every_operation_is_measured_at_every_size_and_shape(report: Report) -> None:
     asked = {
         ("lookup", "resume"), ("lookup", "branch"), ("lookup", "new"),
+        ("first_lookup", "resume"), ("first_lookup", "branch"), ("first_lookup", "new"),
         ("explain", "branch"), ("commit", "turn"), ("evict", "entry"),
     }  # fmt: skip
     for plan in core.plans(core.TINY):
@@ -184,7 +185,7 @@ def shared(first: list[int], second: list[int]) -> int:
 def test_a_peer_is_asked_the_same_questions(entries: int) -> None:
     plan = Plan(shape="agent", tokens=1024, entries=entries)
     rows = core.peer_rows(plan, Echo(), core.TINY)
-    asked = [("lookup", "resume"), ("lookup", "branch"), ("lookup", "new")]
+    asked = [("first_lookup", name) for name in ("resume", "branch", "new")]
     assert [(row.op, row.probe) for row in rows] == [
         *asked, ("commit", "turn"), ("evict", "entry")
     ]  # fmt: skip

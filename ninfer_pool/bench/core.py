@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 
 from ninfer_pool.bench import worlds
@@ -137,7 +137,7 @@ def question_rows(asked: Sequence[Target], *, repeats: int) -> list[Row]:
     plan = asked[0][0].plan
     return [
         measure(case(plan, op, name), questions(asked, op=op, name=name, repeats=repeats))
-        for op, name in (*(("lookup", name) for name in PROBES), ("explain", "branch"))
+        for op, name in (*product(("lookup", "first_lookup"), PROBES), ("explain", "branch"))
     ]
 
 
@@ -147,7 +147,7 @@ def peer_rows(plan: Plan, peer: Peer, scale: Scale) -> list[Row]:
     peer.build([plan.path(index) for index in range(plan.entries)])
     count = scale.conversations
     rows = [
-        measure(case(plan, "lookup", name), islice(cycle(pairs), scale.repeats), peer=label)
+        measure(case(plan, "first_lookup", name), islice(cycle(pairs), scale.repeats), peer=label)
         for name, pairs in ((name, _peer_questions(plan, peer, name, count)) for name in PROBES)
     ]
     rows.append(measure(case(plan, "commit", "turn"), _peer_turns(plan, peer, count), peer=label))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ninfer_pool import Prompt
+from ninfer_pool import PrefixPool, Prompt
 from ninfer_pool.bench.timing import Action, Floor
 from ninfer_pool.bench.worlds import (
     ANSWER_TOKENS,
@@ -20,8 +21,9 @@ from ninfer_pool.bench.worlds import (
     Plan,
     Tokens,
     World,
+    admitted,
     random_tokens,
-    turn,
+    run,
 )
 
 STRANGE = VOCABULARY + 10_000_000
@@ -89,19 +91,28 @@ def check_probe(target: Target, asked: Probe) -> None:
 def questions(
     targets: Sequence[Target], *, op: str, name: str, repeats: int
 ) -> Iterator[tuple[Action, Floor]]:
-    """Ask the same of each conversation in turn, again and again; each is checked first."""
+    """Ask the same of each conversation in turn, again and again; each is checked first.
+
+    ``lookup`` asks with the same `Prompt` again, as a scheduler does for what waits;
+    ``first_lookup`` and ``explain`` with a new one each time, made before it is timed.
+    """
     for target in set(targets):
         check_probe(target, probe(target[0].plan, target[1], name=name))
-    pairs = []
-    for world, index in targets:
-        asked = probe(world.plan, index, name=name)
-        action = partial(getattr(world.pool, op), Prompt(asked.tokens, namespace=SPACE))
-        pairs.append((action, Floor(asked.tokens, stored=asked.stored)))
-    return islice(cycle(pairs), repeats)
+    asked = [
+        (world.pool, Prompt(each.tokens, namespace=SPACE), Floor(each.tokens, stored=each.stored))
+        for world, index in targets
+        for each in [probe(world.plan, index, name=name)]
+    ]
+    for pool, prompt, floor in islice(cycle(asked), repeats):
+        again = op == "lookup"
+        if again:
+            pool.lookup(prompt)
+        use = prompt if again else Prompt(prompt.tokens, namespace=SPACE)
+        yield partial(getattr(pool, op.removeprefix("first_")), use), floor
 
 
 def turns(targets: Iterable[Target]) -> Iterator[tuple[Action, Floor]]:
-    """For each conversation one turn that adds `TURN_TOKENS`: acquire, checkpoints, commit.
+    """For each conversation one turn that adds `TURN_TOKENS`: its acquire and its commit.
 
     Checked around each: it resumes at the end of what is stored, and then is stored itself.
     """
@@ -115,8 +126,23 @@ def turns(targets: Iterable[Target]) -> Iterator[tuple[Action, Floor]]:
         )
         _check_depth(world, longer, len(path))
         floor = Floor(prompt.tokens, stored=path.tobytes())
-        yield partial(turn, world.pool, prompt, longer), floor
+        yield Turn(world.pool, prompt, longer), floor
         _check_depth(world, longer, len(longer))
+
+
+class Turn:
+    """One turn; what the engine does between `acquire` and `commit` is not the turn's cost."""
+
+    def __init__(self, pool: PrefixPool, prompt: Prompt, path: Tokens) -> None:
+        self._pool, self._prompt, self._path = pool, prompt, path
+        self.excluded = 0
+
+    def __call__(self) -> None:
+        lease = admitted(self._pool, self._prompt, self._path)
+        begin = time.perf_counter_ns()
+        run(lease, self._path)
+        self.excluded = time.perf_counter_ns() - begin
+        lease.commit()
 
 
 def evictions(targets: Iterable[Target]) -> Iterator[tuple[Action, Floor]]:

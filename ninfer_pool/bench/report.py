@@ -12,7 +12,10 @@ from ninfer_pool.bench.timing import Row
 
 CAVEAT = (
     "One machine, one process, the garbage collector off; each prompt is built before it is timed, "
-    "and up to 64 conversations are asked in turn. What carries over to another machine is the "
+    "and up to 64 conversations are asked in turn. lookup asks with the same Prompt again while "
+    "the pool stays as it is, as a scheduler does for what waits; first_lookup, like the peers' "
+    "lookups, with a new one. commit is acquire and commit, without the engine's calls between. "
+    "What carries over to another machine is the "
     "ratio to the floor, one xxh3-128 pass over the prompt's bytes plus one comparison of the "
     "matched bytes, which is measured between the calls of the same run."
 )

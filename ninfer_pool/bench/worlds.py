@@ -142,17 +142,27 @@ def store(pool: PrefixPool, path: Tokens, *, system: int) -> str:
 
 def turn(pool: PrefixPool, prompt: Prompt, path: Tokens) -> str:
     """One request as an engine makes it: acquire, prefill by the cuts, decode, commit."""
+    with admitted(pool, prompt, path) as lease:
+        run(lease, path)
+        return _key(lease)
+
+
+def admitted(pool: PrefixPool, prompt: Prompt, path: Tokens) -> Lease:
+    """The lease of a prompt with room for its answer, the rest of `path`."""
     lease = pool.acquire(prompt, reserve_tokens=len(path) - len(prompt))
     assert isinstance(lease, Lease)
-    with lease:
-        lease.restore()
-        for chunk in lease.chunks():
-            lease.advance(path[chunk.begin : chunk.end])
-            if chunk.checkpoint:
-                lease.checkpoint(chunk.checkpoint, position=chunk.end)
-        lease.advance(path[len(prompt) :])
-        lease.checkpoint("frontier", position=len(path))
-        return _key(lease)
+    return lease
+
+
+def run(lease: Lease, path: Tokens) -> None:
+    """What an engine tells between acquire and commit."""
+    lease.restore()
+    for chunk in lease.chunks():
+        lease.advance(path[chunk.begin : chunk.end])
+        if chunk.checkpoint:
+            lease.checkpoint(chunk.checkpoint, position=chunk.end)
+    lease.advance(path[len(lease.prompt) :])
+    lease.checkpoint("frontier", position=len(path))
 
 
 def store_stops(pool: PrefixPool, path: Tokens, *, stops: Sequence[int]) -> str:

@@ -19,9 +19,9 @@ PATIENCE = 2.0
 """An entry that stays away longer than this many of its own gaps is taken to be over."""
 CHEAP = 4
 """A tip that spares this many times less a byte than its entry does had better go first."""
-NEW_WEIGHT = 0.5
+NEW_WEIGHT = 0.75
 """Weight of the newest gap in an entry's own mean."""
-COMMON_WEIGHT = 0.02
+COMMON_WEIGHT = 0.04
 """Weight of the newest gap in the mean over all entries."""
 REGRET_WEIGHT = 0.25
 """Weight of the newest gap in the mean over what came back after its eviction."""

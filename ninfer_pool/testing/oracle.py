@@ -118,7 +118,7 @@ class OraclePool:
     def _exact(self, record: Record, prompt: Prompt) -> bool:
         """A cold run of the prompt cuts where this one's computation was cut, and here."""
         config, at = self.config, record.position
-        cuts = canonical_cuts(prompt, grid=config.grid, min_chunk=config.min_chunk)
+        cuts = canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)
         upto = cuts[: bisect_right(cuts, at)]
         return record.cuts == upto and (at % config.grid == 0 or at in upto)
 

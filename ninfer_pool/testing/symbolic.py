@@ -75,7 +75,7 @@ def cold_chain(
 ) -> list[Cell]:
     """Return the cells of a cold run of ``prompt`` by its canonical cuts alone."""
     values = prompt.tokens.tolist() if tokens is None else list(tokens)
-    cuts = canonical_cuts(prompt, grid=config.grid, min_chunk=config.min_chunk)
+    cuts = canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)
     ends = sorted({*cuts, *range(config.grid, len(values), config.grid), len(values)})
     chain: list[Cell] = []
     for begin, end in zip([0, *ends[:-1]], ends, strict=True):
@@ -273,7 +273,7 @@ def audit(pool: PrefixPool, engine: SymbolicEngine) -> int:
                 if held != [cell.content for cell in chain]:
                     raise EngineFault(f"{mark!r}: its KV rows are not its tokens'")
                 if mark.image >= 0:
-                    image = engine.image(retained.ledger.unstring(mark.image).tolist())
+                    image = engine.image(retained.ledger.pages_of_image(mark.image).tolist())
                     if list(image) != rows:
                         raise EngineFault(f"{mark!r}: image and KV are of two computations")
                 seen += 1

@@ -238,7 +238,8 @@ def recycled_page(shop: Driver) -> None:
 def image_page_with_kv(shop: Driver) -> None:
     """A page of the image was overwritten."""
     entry = next(iter(shop.pool.retained.entries.values()))
-    shop.engine.poison([entry.tip.image])
+    image = shop.pool.retained.ledger.pages_of_image(entry.tip.image)
+    shop.engine.poison(image[:1].tolist())
 
 
 @pytest.mark.parametrize("fault", [sibling_image, recycled_page, image_page_with_kv])

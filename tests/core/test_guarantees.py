@@ -31,7 +31,7 @@ def talk(number: int, length: int = 20) -> list[int]:
 
 def picture(pool: PrefixPool) -> Any:
     """Everything that an answer or a victim could depend on; lanes and recency included."""
-    with pool._lock:
+    with pool.lock:
         retained = copy.deepcopy({"tick": pool.retained.tick, "entries": pool.entries()})
         order = [entry.key for entry in pool.retained.ranking.order(pool.retained.tick)]
         spares = [(mark.position, mark.kind) for mark in pool.retained.spares]

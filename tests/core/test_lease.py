@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ninfer_pool import ConfigError, Lease, LeaseError, Pending, PoolConfig, PrefixPool, PromptError
+from ninfer_pool.journal import Journal
 from ninfer_pool.pages import PageLedger
 from ninfer_pool.testing.driver import Driver
 
@@ -228,6 +229,18 @@ def test_a_superseded_tail_is_told_and_then_its_end() -> None:
     assert ("evicted", old) in [(e.kind, e.key) for e in shop.pool.events()]
 
 
+def test_the_event_log_is_bounded_in_events_and_in_positions() -> None:
+    journal = Journal(8)
+    for number in range(20):
+        journal.add("stored", str(number), range(3), freed=0)
+    assert [event.number for event in journal.since(0)] == list(range(12, 20))
+    journal.add("stored", "long", range(60), freed=0)
+    assert [event.key for event in journal.since(0)] == ["19", "long"]
+    journal.add("stored", "longer", range(999), freed=0)
+    assert [(e.number, e.positions[-1]) for e in journal.since(0)] == [(21, 998)]
+    assert not Journal(0)
+
+
 def test_pages_are_taken_counted_and_given_back() -> None:
     ledger = PageLedger(6)
     pages = ledger.take(3)
@@ -238,7 +251,6 @@ def test_pages_are_taken_counted_and_given_back() -> None:
     ledger.keep(pages[1:])
     ledger.check()
     assert (ledger.firm, ledger.freeable) == (3, 3)
-    assert ledger.exclusive(pages) == 3
     ledger.unlease(pages[:1])
     ledger.unkeep(pages[1:])
     assert ledger.drop(pages) == 3
@@ -246,11 +258,19 @@ def test_pages_are_taken_counted_and_given_back() -> None:
     ledger.check()
 
 
-def test_a_chain_of_pages_is_read_back() -> None:
-    ledger = PageLedger(6)
-    pages = np.array([4, 0, 3], dtype=np.int32)
-    assert ledger.unstring(ledger.string(pages)).tolist() == [4, 0, 3]
-    assert ledger.string(pages[:0]) == -1
+def test_images_are_counted_as_one_and_their_pages_serve_for_anything() -> None:
+    ledger = PageLedger(7, image_pages=2)
+    units = ledger.take(1, images=2)
+    assert (ledger.free, ledger.firm, ledger.size(units)) == (2, 5, 5)
+    images = [ledger.pages_of_image(image).tolist() for image in units[1:].tolist()]
+    assert len({*units[:1].tolist(), *images[0], *images[1]}) == 5
+    ledger.unlease(units)
+    assert ledger.free == 7
+    ledger.check()
+    assert ledger.take(6, images=0).tolist() != units.tolist()
+    ledger.check()
+    assert sorted(ledger.free_pages().tolist()) == ledger.free_pages().tolist()
+    assert ledger.pages_of_image(-1).tolist() == []
 
 
 def test_a_count_below_zero_is_our_own_fault() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ninfer_pool import Namespace, PoolConfig
+from ninfer_pool import Lease, Namespace, PoolConfig, Prompt
 from ninfer_pool.planner import canonical_cuts, plan_captures
 from ninfer_pool.search import deepest_resume
 from ninfer_pool.testing import strategies
@@ -149,8 +150,8 @@ def test_an_explanation_reads_well() -> None:
 def test_a_boundary_too_near_the_cut_before_it_is_no_cut() -> None:
     shop = driver(min_chunk=4)
     prompt = shop.prompt(range(40), boundaries=[(4, "system"), (7, "turn"), (17, "turn")])
-    assert canonical_cuts(prompt, grid=16, min_chunk=4) == (4,)
-    assert canonical_cuts(prompt, grid=16, min_chunk=0) == (4, 7, 17)
+    assert canonical_cuts(prompt.boundaries, grid=16, min_chunk=4) == (4,)
+    assert canonical_cuts(prompt.boundaries, grid=16, min_chunk=0) == (4, 7, 17)
 
 
 def test_optional_points_are_taken_only_where_they_are_worth_it() -> None:
@@ -193,3 +194,41 @@ def test_an_unlimited_pool_holds_what_the_oracle_holds(requests: Any) -> None:
                 oracle.commit(Record(prompt.namespace, place, mark.kind, mark.cuts))
             lease.commit()
         assert OraclePool.of(shop.pool).keys() == oracle.keys()
+
+
+def test_the_same_prompt_asked_again_is_answered_from_memory_until_something_changes() -> None:
+    shop = driver()
+    shop.serve(range(40))
+    prompt = shop.prompt(range(40))
+    first = shop.pool.lookup(prompt)
+    assert shop.pool.lookup(prompt) is first
+    shop.serve([*range(40), 50, 51])
+    assert [match.position for match in shop.pool.lookup(prompt)] == [40]
+    again = shop.pool.lookup(prompt)
+    assert again is not first
+    assert driver().pool.lookup(prompt) == []
+    shop.pool.clear()
+    assert shop.pool.lookup(prompt) == []
+    assert [match.position for match in first] == [40]
+
+
+def test_a_buffer_changed_between_lookup_and_acquire_is_compared_anew() -> None:
+    shop = driver()
+    shop.serve(range(40))
+    tokens = np.arange(44, dtype=np.int32)
+    prompt = Prompt(tokens, namespace=SPACE)
+    assert shop.pool.lookup(prompt)[-1].position == 40
+    tokens[5] = 900
+    lease = shop.pool.acquire(prompt)
+    assert isinstance(lease, Lease)
+    assert lease.start == 0
+
+
+def test_partings_at_and_around_earlier_forks_are_found() -> None:
+    shop = driver()
+    shop.serve(range(60), boundaries=[(8, "system")])
+    for at in (30, 12, 45):
+        shop.serve([*range(at), *range(200, 210)])
+        for parting in range(60):
+            asked = [*range(parting), *range(300, 305)]
+            assert shop.pool.explain(shop.prompt(asked)).matched == parting

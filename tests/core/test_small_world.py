@@ -84,7 +84,7 @@ class World:
             for entry in retained.ranking.order(retained.tick)
         )
         marks = tuple(
-            (m.position, m.kind, m.spare, m.guards, m.lane, m.uses, *retained.pages_of(m).tolist())
+            (m.position, m.kind, m.spare, m.guards, m.lane, m.uses, *retained.units_of(m).tolist())
             for root in retained.roots.values()
             for path in root.subtree()
             for m in path.marks
