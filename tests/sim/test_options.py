@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ninfer_pool import sizes
 from ninfer_pool.errors import UsageError
 from ninfer_pool.sim import options
 
@@ -26,7 +27,7 @@ from ninfer_pool.sim import options
     ],
 )
 def test_a_size_is_a_number_with_an_exact_unit(text: str, size: int) -> None:
-    assert options.parse_size(text) == size
+    assert sizes.parse_size(text) == size
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_a_size_is_a_number_with_an_exact_unit(text: str, size: int) -> None:
 )  # fmt: skip
 def test_any_other_size_is_refused_with_one_line_that_quotes_it(text: str) -> None:
     with pytest.raises(UsageError, match=r"size such as 8GiB|at most 1024TiB") as error:
-        options.parse_size(text)
+        sizes.parse_size(text)
     assert repr(text) in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -79,7 +80,7 @@ def test_the_least_budget_is_one_page_and_one_image_in_whole_pages() -> None:
      (0, "0 B"), (15 << 29, "7.50 GiB"), (5 << 50, "5120 TiB")],
 )  # fmt: skip
 def test_bytes_read_in_the_largest_unit_they_fill(size: int, text: str) -> None:
-    assert options.format_bytes(size) == text
+    assert sizes.format_bytes(size) == text
 
 
 def test_an_output_replaces_its_file_only_when_whole(tmp_path: Path) -> None:
