@@ -111,9 +111,9 @@ class Retained(Holdings):
         tail = index.split_tail(path, upto)
         self.emit("superseded", entry)
         self._untip(entry)
-        table = Table(tail.marks[-1].table.ids)
-        for mark in list(tail.marks):
-            mark.table = table
+        tables: dict[Table, Table] = {}
+        for mark in list(tail.marks):  # of one computation or of several: see `_share_table`
+            mark.table = tables.setdefault(mark.table, Table(mark.table.ids))
             self.set_spare(mark, gap=0)
         return entry
 

@@ -231,3 +231,18 @@ def test_asking_for_a_key_leaves_nothing_behind() -> None:
 
 def test_as_many_ghosts_as_documented() -> None:
     assert PoolConfig(num_pages=9, page_bytes=16, image_bytes=16).ghosts == 1024
+
+
+def test_a_tail_that_two_computations_made_keeps_the_pages_of_each() -> None:
+    """Resumed before its end, generated alike and further, then parted from: two page tables."""
+    shop = driver()
+    stem = list(range(100, 103))
+    ends = [[1, 2], [1, 2, 3, 4]]
+    for end in ends:
+        lease = begun(shop, stem, boundaries=[(3, "turn")], exact=True, reserve_tokens=4)
+        shop.prefill(lease)
+        shop.decode(lease, end)
+        shop.finish(lease)
+        shop.pool.check()
+    shop.serve([*stem, 90, 91], boundaries=[(3, "turn"), (5, "turn")])
+    shop.pool.check()
