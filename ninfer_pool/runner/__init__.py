@@ -1,0 +1,26 @@
+"""The bundled model runner: a real hybrid model on CPU or CUDA (extra ``runner``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ninfer_pool.runner.model import Model
+from ninfer_pool.runner.runner import Runner
+from ninfer_pool.runner.running import Generation, Media, Running, media_digest
+from ninfer_pool.runner.sampling import Sampling
+from ninfer_pool.runner.tokenizer import Tokenizer
+
+TINY = Path(__file__).parent / "tiny"
+"""The folder of the small trained model that comes with the package."""
+
+__all__ = [
+    "TINY",
+    "Generation",
+    "Media",
+    "Model",
+    "Runner",
+    "Running",
+    "Sampling",
+    "Tokenizer",
+    "media_digest",
+]

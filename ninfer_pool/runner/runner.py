@@ -1,0 +1,373 @@
+"""The bundled runner: a hybrid model whose prompts resume from a `PrefixPool`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ninfer_pool.config import PoolConfig
+from ninfer_pool.errors import ConfigError, ModelError, PromptError
+from ninfer_pool.lease import Lease
+from ninfer_pool.namespace import Namespace
+from ninfer_pool.operations import ResetLane
+from ninfer_pool.planner import Chunk
+from ninfer_pool.pool import PrefixPool
+from ninfer_pool.prompt import Prompt
+from ninfer_pool.runner.capacity import Capacity, pages_for
+from ninfer_pool.runner.executor import Executor, Turn, check_drafts, layout_of
+from ninfer_pool.runner.model import Model
+from ninfer_pool.runner.running import (
+    Generation,
+    Media,
+    Running,
+    check_media,
+    rotary_offset,
+    rotary_positions,
+    spans_in,
+    token_tensor,
+)
+from ninfer_pool.runner.sampling import Sampler, Sampling
+from ninfer_pool.runner.tokenizer import Tokenizer
+from ninfer_pool.store import Store
+
+GREEDY = Sampling()
+NO_MEDIA = Media()
+
+
+class Runner:
+    """A model, its store and its pool; one request a lane.
+
+    >>> from ninfer_pool.runner import Runner, TINY
+    >>> runner = Runner.from_pretrained(TINY, dtype="fp32", kv_budget="64MiB")
+    >>> prompt = runner.prompt("In the beginning God created")
+    >>> cold = runner.generate(prompt, max_tokens=8)
+    >>> warm = runner.generate(prompt, max_tokens=8)
+    >>> (cold.reused, warm.reused == len(prompt), warm.tokens == cold.tokens)
+    (0, True, True)
+
+    Drive it request by request (`generate`, `stream`), or several at once: `start` each, then
+    `prefill` until `Running.ready`, then `decode` rounds, then `finish`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        num_pages: int,
+        tokenizer: Tokenizer | None = None,
+        lanes: int = 1,
+        kv_dtype: str = "bf16",
+        draft_tokens: int = 0,
+        max_context: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        **pool: Any,
+    ) -> None:
+        """See `from_pretrained`; ``num_pages`` is the slab's, ``pool`` further `PoolConfig` fields.
+
+        Raises:
+            ConfigError, ModelError: what cannot work, by field.
+        """
+        check_drafts(model, draft_tokens)
+        self.model = model
+        self.max_context = _context(model, max_context)
+        layout = layout_of(model, kv_dtype=kv_dtype, draft_tokens=draft_tokens)
+        config = PoolConfig(
+            num_pages=num_pages,
+            page_bytes=layout.page_bytes,
+            image_bytes=layout.image_bytes,
+            lanes=lanes,
+            **pool,
+        )
+        self._tokenizer = tokenizer
+        self.store = Store(layout, num_pages=num_pages, lanes=lanes, device=model.device)
+        self.pool = PrefixPool(config)
+        self.executor = Executor(model, self.store, draft_tokens=draft_tokens)
+        self.namespace = Namespace(
+            weights=f"sha256:{model.digest}",
+            kv_dtype=f"{kv_dtype},{str(model.dtype).removeprefix('torch.')}",
+            rope=f"theta={model.config.rope_theta:g},max={self.max_context}",
+            draft=f"mtp{draft_tokens}" if draft_tokens else "none",
+            rank=rank,
+            world_size=world_size,
+        )
+        self.running: list[Running] = []
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: str | None = None,
+        kv_dtype: str = "bf16",
+        draft_tokens: int = 0,
+        lanes: int = 1,
+        kv_budget: int | str | None = None,
+        **options: Any,
+    ) -> Runner:
+        """Load a Hugging Face folder and size the slab.
+
+        Args:
+            device: ``"cpu"`` or a CUDA device.
+            dtype: ``"bf16"``, ``"fp16"`` or ``"fp32"``; None: bf16 where the device has it, else
+                fp16, and fp32 on a CPU, where it is faster.
+            kv_dtype: ``"bf16"``, ``"fp16"``, ``"fp32"`` or ``"int8-g64"``.
+            draft_tokens: tokens that the draft head proposes a round, 0 to 5.
+            kv_budget: bytes of the slab, such as ``"4GiB"``; None: most of what is free.
+            options: as `Runner` takes them.
+
+        Raises:
+            ModelError: the folder, an architecture, a tensor, a dtype, the draft window.
+            ConfigError: a budget too small for one lane and one image, or another option.
+        """
+        model = Model.load(path, device=device, dtype=dtype or _dtype(torch.device(device)))
+        check_drafts(model, draft_tokens)
+        layout = layout_of(model, kv_dtype=kv_dtype, draft_tokens=draft_tokens)
+        return cls(
+            model,
+            num_pages=pages_for(layout, kv_budget, device=torch.device(device)),
+            tokenizer=Tokenizer.load(path),
+            lanes=lanes,
+            kv_dtype=kv_dtype,
+            draft_tokens=draft_tokens,
+            **options,
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer and chat template.
+
+        Raises:
+            ModelError: the runner was made without one.
+        """
+        if self._tokenizer is None:
+            raise ModelError("tokenizer: none; needs a folder with tokenizer.json")
+        return self._tokenizer
+
+    @property
+    def capacity(self) -> Capacity:
+        """What fits into the slab, as a person reads it."""
+        return Capacity.of(self.store.layout, self.pool.config.num_pages)
+
+    def prompt(self, text: str | Iterable[int], *, salt: str | None = None, **parts: Any) -> Prompt:
+        """Return a `Prompt` of this runner's namespace; ``parts`` as `Prompt` takes them."""
+        space = self.namespace
+        if salt is not None:
+            fields = ("weights", "kv_dtype", "rope", "draft", "rank", "world_size")
+            space = Namespace(salt=salt, **{name: getattr(space, name) for name in fields})
+        tokens = self.tokenizer.encode(text) if isinstance(text, str) else text
+        return Prompt(tokens, namespace=space, **parts)
+
+    # -- one request -----------------------------------------------------------------------
+
+    def generate(self, prompt: Prompt, **options: Any) -> Generation:
+        """Run one request to its end; ``options`` as `start` takes them.
+
+        Raises:
+            ConfigError: there is no lane or no room for it now.
+        """
+        running = self._started(prompt, options)
+        for _ in self._steps(running):
+            pass
+        return running.result()
+
+    def stream(self, prompt: Prompt, **options: Any) -> Generator[int]:
+        """Yield one request's tokens as they come; closing the iterator cancels the request."""
+        running = self._started(prompt, options)
+        given = 0
+        steps = self._steps(running)
+        try:
+            for _ in steps:
+                yield from running.tokens[given:]
+                given = len(running.tokens)
+        finally:
+            steps.close()
+
+    def _started(self, prompt: Prompt, options: dict[str, Any]) -> Running:
+        running = self.start(prompt, **options)
+        if running is None:
+            raise ConfigError(f"no room or no lane for the request: {self.pool.last_refusal}")
+        return running
+
+    def _steps(self, running: Running) -> Generator[None]:
+        """Run a request alone, yielding whenever there are new tokens; cancelled if closed."""
+        try:
+            while not running.ready:
+                self.prefill(running)
+            yield
+            while running.finish is None:
+                self.decode([running])
+                yield
+            self.finish(running)
+        finally:
+            self.cancel(running)
+
+    # -- several at once -------------------------------------------------------------------
+
+    def start(
+        self,
+        prompt: Prompt,
+        *,
+        sampling: Sampling = GREEDY,
+        max_tokens: int = 256,
+        stop_tokens: Collection[int] | None = None,
+        media: Media = NO_MEDIA,
+        **wishes: Any,
+    ) -> Running | None:
+        """Admit a request and restore what it resumes; None where there is no room or lane.
+
+        Args:
+            stop_tokens: ids that end it; None: the model's own.
+            wishes: as `PrefixPool.acquire` takes them.
+
+        Raises:
+            PromptError: it could never fit, or a token is outside the vocabulary.
+
+        What cannot be restored is quarantined, and the next best is resumed.
+        """
+        self._check(prompt, max_tokens)
+        check_media(prompt, media, hidden=self.model.config.hidden_size, dtype=self.model.dtype)
+        sampler = Sampler(sampling, prompt=prompt.tokens)
+        reserve = max_tokens + self.executor.draft_tokens
+        while True:
+            lease = self.pool.acquire(prompt, reserve_tokens=reserve, **wishes)
+            if not isinstance(lease, Lease):
+                return None
+            if self._restored(lease):
+                break
+        running = Running(
+            lease=lease,
+            prompt=prompt,
+            sampler=sampler,
+            max_tokens=max_tokens,
+            stop_tokens=self.model.config.eos_token_ids if stop_tokens is None else stop_tokens,
+            media=media,
+            table=self.store.ids(lease.pages.tolist()),
+            chunks=lease.chunks(),
+            axes=rotary_offset(prompt, media),
+        )
+        self.running.append(running)
+        return running
+
+    def _restored(self, lease: Lease) -> bool:
+        """Restore a lease's lane; False where that failed and its source is quarantined."""
+        try:
+            self.store.execute(lease.restore())
+        except BaseException as error:
+            if not lease.start or not isinstance(error, (RuntimeError, IndexError)):
+                lease.release()
+                raise
+            lease.quarantine()
+            self.store.execute([ResetLane(lease.lane)])
+            return False
+        return True
+
+    def _check(self, prompt: Prompt, max_tokens: int) -> None:
+        if type(max_tokens) is not int or max_tokens < 1:
+            raise PromptError(f"max_tokens: {max_tokens!r}; needs an int of 1 or more")
+        if len(prompt) + max_tokens > self.max_context:
+            raise PromptError(
+                f"tokens: {len(prompt)} and max_tokens {max_tokens}; the context is "
+                f"{self.max_context}"
+            )
+        largest = int(prompt.tokens.max())
+        if largest >= self.model.config.vocab_size:
+            raise PromptError(
+                f"tokens: id {largest}; needs ids below {self.model.config.vocab_size}"
+            )
+
+    def prefill(
+        self, running: Running, *, look: Callable[[Chunk, torch.Tensor], None] | None = None
+    ) -> None:
+        """Run the next chunk of a request's prompt, or sample its first token after the last.
+
+        ``look`` is shown each chunk and the model's output of it (T, hidden).
+        """
+        lease, chunk = running.lease, next(running.chunks, None)
+        if chunk is None:
+            logits = self.executor.tail_logits(running.lane)
+            running.emit(running.sampler.accept(logits[None], []))
+            running.ready = True
+            return
+        hidden = self.executor.prefill(
+            running.lane,
+            token_tensor(running.prompt, chunk, self.store.device),
+            begin=chunk.begin,
+            table=running.table,
+            positions=rotary_positions(running.media, chunk.begin, chunk.end).to(self.store.device),
+            spans=spans_in(running.prompt, running.media, chunk),
+        )
+        lease.advance(running.prompt.tokens[chunk.begin : chunk.end])
+        if look is not None:
+            look(chunk, hidden)
+        if chunk.checkpoint:
+            self._save(lease, chunk.checkpoint)
+
+    def decode(self, requests: Sequence[Running]) -> None:
+        """Run one round for every request of these that is `Running.ready` and not finished."""
+        going = [each for each in requests if each.ready and each.finish is None]
+        turns = [self._turn(each) for each in going]
+        if not turns:
+            return
+        for each, turn, new in zip(going, turns, self.executor.round(turns), strict=True):
+            each.drafted += len(turn.drafts)
+            each.accepted += len(new) - 1
+            each.lease.advance([turn.pending, *new[:-1]])
+            each.emit(new)
+
+    def _turn(self, running: Running) -> Turn:
+        return Turn(
+            lane=running.lane,
+            pending=running.tokens[-1],
+            position=running.lease.frontier,
+            table=running.table,
+            sampler=running.sampler,
+            most=min(self.executor.draft_tokens, running.max_tokens - len(running.tokens) - 1),
+            axes=running.axes,
+            stop=running.upto,
+        )
+
+    def finish(self, running: Running) -> str | None:
+        """Retain what a request made and end it; return the key of its sequence."""
+        self._save(running.lease, "frontier")
+        return self._end(running)
+
+    def _save(self, lease: Lease, kind: str) -> None:
+        """Take a checkpoint; where its image cannot be written, nothing is retained (G11)."""
+        operations = lease.checkpoint(kind, position=lease.frontier)
+        try:
+            self.store.execute(operations)
+        except BaseException:
+            lease.release()
+            raise
+
+    def cancel(self, running: Running) -> None:
+        """End a request at any step; checkpoints that it has crossed are retained."""
+        if running in self.running:
+            self._end(running)
+
+    def _end(self, running: Running) -> str | None:
+        self.running.remove(running)
+        running.ended = time.perf_counter()
+        lease = running.lease
+        return None if lease.ended else lease.commit(position=lease.frontier)
+
+
+def _context(model: Model, asked: int | None) -> int:
+    most = model.config.max_position_embeddings
+    if asked is None:
+        return most
+    if type(asked) is not int or not 1 <= asked <= most:
+        raise ConfigError(f"max_context: {asked!r}; needs an int of 1 to the model's {most}")
+    return asked
+
+
+def _dtype(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"

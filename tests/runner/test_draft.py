@@ -1,0 +1,86 @@
+"""The draft head: its two forms agree, and what it writes is what it attends to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ninfer_pool.runner.draft import DraftHead
+from ninfer_pool.runner.model import Model
+from tests.runner.models import random_model
+from tests.runner.runs import Run, nan_pages
+
+TOKENS = 130
+
+
+class Drafting:
+    """A prefilled run and what its draft head takes."""
+
+    def __init__(self, model: Model) -> None:
+        assert model.draft_head is not None
+        self.model, self.head, self.run = model, model.draft_head, Run(model)
+        tokens = torch.randint(0, 199, (TOKENS,), generator=torch.Generator().manual_seed(8))
+        self.embeddings, self.hidden = model.embed(tokens), self.run.prompt(tokens)
+
+    def prefill(self, begin: int, end: int) -> torch.Tensor:
+        return self.head.prefill(
+            self.embeddings[begin:end],
+            self.hidden[begin - 1 : end - 1],
+            positions=torch.arange(begin, end).expand(3, -1),
+            cache=self.run.draft_cache,
+            table=self.run.table,
+            begin=begin,
+            slots=self.run.slots(begin, end),
+        )
+
+    def decode(self, begin: int, end: int) -> torch.Tensor:
+        slots = torch.arange(begin, end)
+        return self.head.decode(
+            self.embeddings[begin:end],
+            self.hidden[begin - 1 : end - 1],
+            positions=slots.expand(3, -1),
+            cache=self.run.draft_cache,
+            tables=self.run.table.expand(len(slots), -1),
+            lengths=slots + 1,
+            slots=self.run.slots(begin, end),
+        )
+
+
+@pytest.fixture
+def drafting() -> Drafting:
+    return Drafting(random_model(7))
+
+
+def test_decode_gives_what_prefill_gives(drafting: Drafting) -> None:
+    whole = drafting.prefill(1, TOKENS)
+    drafting.run.draft_cache = nan_pages(drafting.model, len(drafting.run.table) + 2)
+    drafting.prefill(1, TOKENS - 5)
+    torch.testing.assert_close(drafting.decode(TOKENS - 5, TOKENS), whole[-5:])
+
+
+@pytest.mark.parametrize("write", [DraftHead.write, DraftHead.write_rows])
+def test_writing_alone_writes_the_same(write: object, drafting: Drafting) -> None:
+    run = drafting.run
+    whole = drafting.prefill(1, TOKENS)
+    run.draft_cache = nan_pages(drafting.model, len(run.table) + 2)
+    assert callable(write)
+    write(
+        drafting.head,
+        drafting.embeddings[1 : TOKENS - 3],
+        drafting.hidden[: TOKENS - 4],
+        positions=torch.arange(1, TOKENS - 3).expand(3, -1),
+        cache=run.draft_cache,
+        slots=run.slots(1, TOKENS - 3),
+    )
+    torch.testing.assert_close(drafting.prefill(TOKENS - 3, TOKENS), whole[-3:])
+
+
+def test_slot_zero_is_never_read(drafting: Drafting) -> None:
+    drafting.prefill(1, TOKENS)
+    page, offset = divmod(int(drafting.run.slots(0, 1)), 64)
+    assert drafting.run.draft_cache.k[page, :, offset].isnan().all()
+    assert not drafting.decode(TOKENS - 1, TOKENS).isnan().any()
+
+
+def test_a_folder_without_one_has_no_draft_head() -> None:
+    assert random_model(7, mtp_num_hidden_layers=0).draft_head is None
