@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from pathlib import Path
@@ -156,10 +157,7 @@ class Runner:
 
     def prompt(self, text: str | Iterable[int], *, salt: str | None = None, **parts: Any) -> Prompt:
         """Return a `Prompt` of this runner's namespace; ``parts`` as `Prompt` takes them."""
-        space = self.namespace
-        if salt is not None:
-            fields = ("weights", "kv_dtype", "rope", "draft", "rank", "world_size")
-            space = Namespace(salt=salt, **{name: getattr(space, name) for name in fields})
+        space = dataclasses.replace(self.namespace, salt=salt)
         tokens = self.tokenizer.encode(text) if isinstance(text, str) else text
         return Prompt(tokens, namespace=space, **parts)
 
@@ -268,6 +266,12 @@ class Runner:
         return True
 
     def _check(self, prompt: Prompt, max_tokens: int) -> None:
+        field = self.namespace.first_difference(dataclasses.replace(prompt.namespace, salt=None))
+        if field is not None:
+            raise PromptError(
+                f"namespace.{field}: {getattr(prompt.namespace, field)!r}; this runner's is "
+                f"{getattr(self.namespace, field)!r}"
+            )
         if type(max_tokens) is not int or max_tokens < 1:
             raise PromptError(f"max_tokens: {max_tokens!r}; needs an int of 1 or more")
         if len(prompt) + max_tokens > self.max_context:

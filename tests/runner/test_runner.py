@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ninfer_pool import ConfigError, ModelError, PromptError
+from ninfer_pool import ConfigError, ModelError, Prompt, PromptError
 from ninfer_pool.operations import LoadImage, Operation
 from ninfer_pool.runner.capacity import Capacity, pages_for
 from ninfer_pool.runner.executor import layout_of
@@ -190,6 +191,17 @@ def test_a_request_that_can_never_run_is_refused(
     with pytest.raises(PromptError, match=says):
         runner.start(runner.prompt(tokens), **options)
     assert runner.pool.running == 0
+
+
+def test_a_prompt_of_another_model_is_refused_and_a_salted_one_is_not() -> None:
+    runner = make(MODEL)
+    space = dataclasses.replace(runner.namespace, weights="sha256:other")
+    with pytest.raises(PromptError, match=r"namespace\.weights: 'sha256:other'; this runner's is"):
+        runner.start(Prompt([5, 6], namespace=space))
+    salted = runner.prompt(TOKENS, salt="tenant")
+    assert runner.generate(salted, max_tokens=2).reused == 0
+    assert runner.generate(salted, max_tokens=2).reused == len(TOKENS)
+    assert runner.generate(runner.prompt(TOKENS), max_tokens=2).reused == 0
 
 
 def test_no_room_is_none_and_changes_nothing() -> None:
