@@ -1,4 +1,4 @@
-"""The console command `ninfer-pool`: simulate, trace convert, trace info, bench core.
+"""The console command `ninfer-pool`: simulate, trace, generate, bench.
 
 Everything a person can get wrong is checked before anything runs: one line on stderr, exit code 2
 and no output file. Imports that take time wait inside the command that needs them.
@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -75,7 +75,8 @@ def _join_negatives(argv: Sequence[str]) -> list[str]:
     """Write `--budget -1GiB` as one word, so that the complaint is about the value."""
     words: list[str] = []
     for word in argv:
-        if words and words[-1].startswith("--") and word[:1] == "-" and word[1:2].isdigit():
+        option = bool(words) and words[-1].startswith("--") and words[-1] != "--"
+        if option and word[:1] == "-" and word[1:2].isdigit():
             words[-1] += f"={word}"
         else:
             words.append(word)
@@ -112,12 +113,11 @@ def _parser() -> _Parser:
     verbs = trace.add_subparsers(required=True, metavar="convert|info")
     _add_convert(verbs.add_parser("convert", help="make a trace from a log of another format"))
     _add_info(verbs.add_parser("info", help="tell what a trace holds"))
-    bench = commands.add_parser("bench", help="measure the pool on this machine")
-    _add_bench(
-        bench.add_subparsers(required=True, metavar="core").add_parser(
-            "core", help="lookup, commit, evict and explain, in microseconds"
-        )
-    )
+    _add_generate(commands.add_parser("generate", help="ask a model, see what was reused"))
+    bench = commands.add_parser("bench", help="measure on this machine")
+    kinds = bench.add_subparsers(required=True, metavar="core|runner")
+    _add_bench(kinds.add_parser("core", help="lookup, commit, evict and explain, in microseconds"))
+    _add_bench_runner(kinds.add_parser("runner", help="restore, drafts and lanes of a model"))
     return parser
 
 
@@ -143,6 +143,44 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--large", action="store_true", help="also the cases of a gigabyte")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.set_defaults(run=_bench)
+
+
+def _add_bench_runner(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+    parser.add_argument("--tiny", action="store_true", help="few and small cases, in seconds")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.set_defaults(run=_bench_runner)
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("prompt", nargs="*", metavar="PROMPT", help='what to say; "-" or none: standard input')
+    add("--system", metavar="TEXT", help="a system message before it")
+    add("--raw", action="store_true", help="continue the text itself, without chat template")
+    add("--no-thinking", dest="thinking", action="store_false", help="answer at once")
+    add("--repeat", type=_count, default=1, metavar="N", help="ask N times: see the reuse")
+    model = parser.add_argument_group("the model").add_argument
+    model("--model", metavar="DIR", help="Hugging Face folder (default: the one shipped)")
+    model("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+    model("--dtype", choices=("fp32", "bf16", "fp16"), help="default: what suits the device")
+    model("--kv-dtype", default="bf16", choices=("fp32", "bf16", "fp16", "int8-g64"))
+    model("--kv-budget", metavar="SIZE", help="such as 4GiB (default: most of what is free)")
+    model("--draft-tokens", type=int, default=0, choices=range(6), help="a round (default: 0)")
+    chosen = parser.add_argument_group("how tokens are chosen").add_argument
+    chosen("--max-tokens", type=_count, default=256, metavar="N", help="default: 256")
+    chosen("--temperature", type=float, default=0.0, help="0: the likeliest (default)")
+    chosen("--top-k", type=int, default=0, metavar="K", help="only the K likeliest; 0: all")
+    chosen("--top-p", type=float, default=1.0, metavar="P", help="likeliest up to probability P")
+    chosen("--min-p", type=float, default=0.0, metavar="P", help="P of the likeliest's or more")
+    chosen("--seed", type=int, help="repeats the draws (default: a new one)")
+    parser.set_defaults(run=_generate)
+
+
+def _count(text: str) -> int:
+    try:
+        return options.parse_count(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _convert(args: argparse.Namespace) -> None:
@@ -171,6 +209,38 @@ def _bench(args: argparse.Namespace) -> None:
     from ninfer_pool.bench.core import main as bench
 
     bench(large=args.large, json_path=args.json)
+
+
+def _bench_runner(args: argparse.Namespace) -> None:
+    options.check_outputs({"--json": args.json})
+    with _needs_extra("runner"):
+        from ninfer_pool.bench.runner import main as bench
+        from ninfer_pool.bench.serving import DEFAULT, TINY
+        from ninfer_pool.runner.command import check_device
+    check_device(args.device)
+    bench(scale=TINY if args.tiny else DEFAULT, device=args.device, json_path=args.json)
+
+
+def _generate(args: argparse.Namespace) -> None:
+    if args.raw and (args.system is not None or not args.thinking):
+        option = "--no-thinking" if args.system is None else "--system"
+        raise UsageError(f"{option}: --raw applies no chat template; leave one of the two out")
+    with _needs_extra("runner"):
+        from ninfer_pool.runner.command import generate
+    generate(args)
+
+
+@contextmanager
+def _needs_extra(extra: str) -> Iterator[None]:
+    """Say which extra to install where a package that it brings is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name in ("", "ninfer_pool"):
+            raise
+        message = f'needs {name}; run pip install "ninfer-pool[{extra}]"'
+        raise UsageError(message) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

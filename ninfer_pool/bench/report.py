@@ -46,10 +46,10 @@ class Report:
 
     def text(self) -> str:
         """The table as a person reads it in a terminal, what it does not say first."""
-        lines = [CAVEAT, "", *_aligned([HEAD, *map(_cells, self.results)])]
+        lines = [CAVEAT, "", *aligned([HEAD, *map(_cells, self.results)])]
         for name in dict.fromkeys(row.peer for row in self.peers):
             mine = [_cells(row) for row in self.peers if row.peer == name]
-            lines += ["", name, *_aligned([HEAD, *mine])]
+            lines += ["", name, *aligned([HEAD, *mine])]
         lines += ["", *(f"not measured: {name} ({why})" for name, why in self.missing)]
         lines.append(f"bookkeeping: {self.bytes_per_token:.2f} bytes a retained token")
         return "\n".join(lines)
@@ -107,7 +107,7 @@ def _number(value: float) -> str:
     return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Text columns to the left, the numbers after the third to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -81,7 +81,7 @@ def measure(case: Case, pairs: Iterable[tuple[Action, Floor]], *, peer: str = ""
     """
     taken: list[int] = []
     floors: list[int] = []
-    with _no_collector():
+    with no_collector():
         for action, floor in pairs:
             taken.append(_nanoseconds(action))
             floors.append(_nanoseconds(floor))
@@ -94,14 +94,15 @@ def _row(case: Case, taken: list[int], floors: list[int], *, peer: str) -> Row:
     middle, floor = statistics.median(taken) / 1000, statistics.median(floors) / 1000
     return Row(
         **asdict(case),
-        us=Microseconds(median=round(middle, 3), p90=round(_p90(taken) / 1000, 3)),
+        us=Microseconds(median=round(middle, 3), p90=round(p90(taken) / 1000, 3)),
         floor_us=round(floor, 3),
         ratio=round(middle / floor, 3),
         peer=peer,
     )
 
 
-def _p90(taken: list[int]) -> int:
+def p90(taken: list[int]) -> int:
+    """Return what nine of ten stay under."""
     return sorted(taken)[(len(taken) * 9) // 10]
 
 
@@ -113,7 +114,7 @@ def _nanoseconds(action: Callable[[], object]) -> int:
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
+def no_collector() -> Iterator[None]:
     """As timeit does: a collection in the middle of a call would be charged to that call."""
     enabled = gc.isenabled()
     gc.disable()

@@ -104,6 +104,12 @@ def test_the_prompt_may_come_from_standard_input(run: Terminal) -> None:
         assert run(*words, *SMALL, stdin=b"Good morning.").out == told.out
 
 
+def test_a_prompt_may_begin_with_a_minus_after_two(run: Terminal) -> None:
+    made = run(*SMALL, "--raw", "--", "-5 degrees")
+    assert made.code == 0
+    assert made.out == run(*SMALL, "--raw", "-", stdin=b"-5 degrees").out
+
+
 def test_raw_text_is_continued_as_it_is(run: Terminal) -> None:
     made = run("--raw", "She walked to the window", *SMALL)
     tokenizer = Tokenizer.load(TINY)
@@ -129,8 +135,9 @@ def test_a_character_of_several_tokens_comes_whole(
     tokenizer = Tokenizer.load(TINY)
     assert tokenizer is not None
     left = tokenizer.encode("é😀 fin")
-    assert len(left) > len(["é😀", "fin"])
-    emit, written = Running.emit, []
+    assert len(left) > len("é😀 fin")
+    emit = Running.emit
+    written: list[str] = []
 
     def speaks(running: Running, new: Sequence[int]) -> None:
         emit(running, [left.pop(0)])

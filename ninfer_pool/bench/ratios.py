@@ -1,0 +1,142 @@
+"""Times that mean something only beside another time of the same run, and their report.
+
+What is compared is run in turn, again and again, so that a busy minute of the machine falls on all
+of it alike; what is reported is the ratio of two medians.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ninfer_pool.bench.report import aligned, markdown_table, write_whole
+from ninfer_pool.bench.timing import Microseconds, no_collector, p90
+
+Timed = Callable[[int], int]
+"""Does one repeat, given its number, and returns the nanoseconds of the part that counts."""
+
+CAVEAT = (
+    "One machine, one process, the garbage collector off, answers checked before they are timed. "
+    "What is compared runs in turn in the same process; what carries over to another machine is "
+    "the ratio of the two medians."
+)
+HEAD = ("op", "shape", "beside", "median µs", "p90 µs", "floor µs", "ratio", "figure", "note")
+LEFT = 3
+"""Leading columns of text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """One operation beside a floor: ``ratio`` is its median over the floor's, in microseconds.
+
+    ``beside`` says what the floor is, ``at_most`` what the ratio is held to (None: only told),
+    ``note`` what else was counted.
+    """
+
+    op: str
+    shape: str
+    us: Microseconds
+    floor: float
+    ratio: float
+    beside: str
+    at_most: float | None = None
+    note: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure is met, or none is asked for."""
+        return self.at_most is None or self.ratio <= self.at_most
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row of the tables."""
+        figure = "" if self.at_most is None else f"≤ {self.at_most:g}"
+        numbers = (_number(self.us.median), _number(self.us.p90), _number(self.floor))
+        ratio = f"{self.ratio:.4f}" if self.ratio < 0.1 else f"{self.ratio:.2f}"
+        missed = "" if self.met else " (missed)"
+        return (self.op, self.shape, self.beside, *numbers, ratio, figure + missed, self.note)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatioReport:
+    """All rows of one run, where it ran, and what was left out: (what, why)."""
+
+    device: str
+    model: str
+    results: Sequence[Ratio]
+    missing: Sequence[tuple[str, str]] = ()
+
+    def write_json(self, path: Path) -> None:
+        """Write the contract of ``--json``, version 1: the whole file or nothing."""
+        record = {
+            "version": 1,
+            "device": self.device,
+            "model": self.model,
+            "results": [asdict(row) for row in self.results],
+        }
+        write_whole(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+    def text(self) -> str:
+        """The table as a person reads it in a terminal, what it does not say first."""
+        rows = aligned([HEAD, *(row.cells for row in self.results)])
+        return "\n".join([CAVEAT, self.place, "", *rows, *self._absent])
+
+    def markdown(self) -> str:
+        """The table of the docs."""
+        rows = markdown_table(HEAD, [row.cells for row in self.results])
+        return "\n".join([CAVEAT, "", self.place, "", *rows, "", *self._absent, ""])
+
+    @property
+    def place(self) -> str:
+        """Where it ran, of what."""
+        return f"Device: {self.device}. Model: {self.model}."
+
+    @property
+    def _absent(self) -> list[str]:
+        return [f"Not measured: {what} ({why})." for what, why in self.missing]
+
+
+def interleaved(actions: Mapping[str, Timed], *, repeats: int) -> dict[str, list[int]]:
+    """Run every action once untimed, then all of them in turn; nanoseconds of each repeat.
+
+    The order turns round with every repeat, so that none always follows the same other.
+    """
+    for action in actions.values():
+        action(0)
+    taken: dict[str, list[int]] = {name: [] for name in actions}
+    with no_collector():
+        for number in range(repeats):
+            for name in list(actions)[:: 1 if number % 2 else -1]:
+                taken[name].append(max(1, actions[name](number)))
+    return taken
+
+
+def ratio(
+    op: str,
+    shape: str,
+    taken: Sequence[int],
+    floor: Sequence[int],
+    *,
+    beside: str,
+    at_most: float | None = None,
+    note: str = "",
+) -> Ratio:
+    """Return the row of nanoseconds ``taken`` beside those of a floor."""
+    middle, least = (statistics.median(each) / 1000 for each in (taken, floor))
+    return Ratio(
+        op=op,
+        shape=shape,
+        us=Microseconds(median=round(middle, 3), p90=round(p90(list(taken)) / 1000, 3)),
+        floor=round(least, 3),
+        ratio=round(middle / least, 6),
+        beside=beside,
+        at_most=at_most,
+        note=note,
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
