@@ -75,6 +75,26 @@ def test_a_branch_resumes_where_it_parts(kind: dict[str, str], seeds: range) -> 
             assert_same_bits(warm, serve(runner_of(kind, lanes=2), *end, steps=12))
 
 
+def test_every_exact_checkpoint_of_a_conversation_resumes_to_the_bit(
+    kind: dict[str, str],
+) -> None:
+    """Each that lookup calls exact, by a prompt that goes on from just there in another way."""
+    runner, script = runner_of(kind, shuffle=3), Script(21, 199)
+    tokens: list[int] = []
+    for _ in range(3):
+        tokens, boundaries = script.ask()
+        script.answer(serve(runner, tokens, boundaries, steps=7, exact=True).generation.tokens)
+    told = runner.prompt(tokens, boundaries=boundaries)
+    exact = [match.position for match in runner.pool.lookup(told) if match.exact]
+    assert len(exact) >= 4
+    for at in exact:
+        other = [*tokens[:at], 198, 5, 6]
+        bounds = [each for each in boundaries if each[0] <= at] + [(at + 3, "turn")]
+        warm = serve(runner, other, bounds, steps=9, exact=True)
+        assert (warm.start, warm.generation.exact) == (at, True)
+        assert_same_bits(warm, serve(runner_of(kind), other, bounds, steps=9))
+
+
 def test_other_lanes_change_no_bit(kind: dict[str, str]) -> None:
     """The same request in any lane, with other requests decoding beside it or none."""
     alone = runner_of(kind, lanes=3)
@@ -182,6 +202,8 @@ def test_a_hundred_resumes_leave_an_entry_as_it_was(kind: dict[str, str]) -> Non
         for mark in marks
     ]
     before = [runner.store.read(ids) for ids in pages]
+    guard = retained.ledger.take(4).tolist()  # as if another lease had them
+    runner.store.slab[guard] = 0x5A
     for number in range(100):
         own = [*tokens, 1 + number, 2, 3]
         running, _ = begin(runner, own, boundaries, max_tokens=3, retain=False)
@@ -194,6 +216,7 @@ def test_a_hundred_resumes_leave_an_entry_as_it_was(kind: dict[str, str]) -> Non
     assert all(
         torch.equal(old, runner.store.read(ids)) for old, ids in zip(before, pages, strict=True)
     )
+    assert (runner.store.read(guard) == 0x5A).all()
 
 
 def test_a_cancelled_prefill_is_resumed_from_the_checkpoints_it_crossed(
