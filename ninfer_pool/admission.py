@@ -161,6 +161,7 @@ def _take(
         start=found.position,
         reserve_tokens=request.reserve_tokens,
         exact=found.exact,
+        planned=_planned(request, demand, config.grid),
         table=table,
         own=own,
         spare=own[demand.pages :].tolist(),
@@ -172,6 +173,12 @@ def _take(
         explanation=_final(request, found),
         bill=bill,
     )
+
+
+def _planned(request: Request, demand: _Demand, grid: int) -> bool:
+    """Say whether no capture adds a cut that is not canonical: a junction's would."""
+    stops = {*request.cuts, len(request.prompt)}
+    return all(position in stops or position % grid == 0 for position, _ in demand.captures)
 
 
 def _final(request: Request, found: Found) -> Explanation:

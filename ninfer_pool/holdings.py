@@ -89,6 +89,7 @@ class Holdings:
         for mark in entry.pinned or ():
             self.unguard(mark)
         entry.pinned = None
+        entry.inherited = None
 
     def note_peaks(self) -> None:
         """Keep the highest retained pages, as they stand between operations."""
@@ -215,14 +216,19 @@ class Holdings:
     def drop(self, entry: Entry, *, cause: str = "evicted") -> int:
         """Remove an entry whole, with all that only it holds; return pages retained no more.
 
-        The caller knows that nothing of it is protected. O(pages), one hash pass.
+        What others protect of it stays, superseded. O(pages), one hash pass.
         """
         base, tip, path = self.base(entry), entry.tip, entry.tip.where
+        self.unpin(entry)
         marks = list(self.private_marks(entry, base=base))
-        self._remember(entry.namespace, tip, [m.position for m in marks], cause, entry.used)
+        gone = [mark for mark in marks if not mark.guards]
+        self._remember(entry.namespace, tip, [m.position for m in gone], cause, entry.used)
         self._untip(entry)
+        for mark in marks:
+            if mark.guards:
+                self.set_spare(mark, gap=0)
         freed = self._drop_dead(path, tip, base)
-        freed += sum(self.unlink(mark) for mark in marks if mark.path is not None)
+        freed += sum(self.unlink(mark) for mark in gone if mark.path is not None)
         self._forget(entry)
         return freed
 
@@ -232,13 +238,15 @@ class Holdings:
             if entry.pinned and mark in entry.pinned:
                 entry.pinned.remove(mark)
                 self.unguard(mark)
-        holder = mark.where.tip
+            if entry.inherited is mark:
+                entry.inherited = None
+        holder, space = mark.where.tip, self._namespace(mark.where)
         if holder is not None and holder.tip is mark:
             self.shorten(holder, cause=cause)
-            return
-        space = self._namespace(mark.where)
-        self._remember(space, mark, [mark.position], cause, mark.tick)
-        self.unlink(mark)
+        else:
+            self._remember(space, mark, [mark.position], cause, mark.tick)
+            self.unlink(mark)
+        self.sweep(space)
 
     def _remember(
         self, namespace: Namespace, tip: Checkpoint, positions: list[int], cause: str, used: int
@@ -308,9 +316,12 @@ class Holdings:
         """Take a superseded checkpoint out for room and say so; see `unlink`."""
         path = mark.where
         entry, key = path.tip, ""
-        if self.journal and entry is None:
-            key = self._key_of(self._namespace(path), mark)
+        space = None if entry is not None else self._namespace(path)
+        if self.journal and space is not None:
+            key = self._key_of(space, mark)
         freed = self.unlink(mark)
+        if space is not None:
+            self.sweep(space)
         if entry is not None:
             self.emit("truncated", entry, freed=freed)
         elif key:

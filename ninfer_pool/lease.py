@@ -47,6 +47,8 @@ class Grant:
     start: int
     reserve_tokens: int
     exact: bool
+    planned: bool
+    """Every capture lies on a canonical cut."""
     table: Pages
     """The lane's row of the page table: shared pages first, then its own."""
     own: Units
@@ -142,8 +144,8 @@ class Lease:
 
     @property
     def exact(self) -> bool:
-        """What was resumed has the bits that a cold run of this prompt would have."""
-        return self.grant.exact
+        """What was resumed, and what `chunks` computes, has the bits of a cold run by the plan."""
+        return self.grant.exact and (self.grant.planned or not self.start)
 
     @property
     def explanation(self) -> Explanation:
@@ -342,9 +344,8 @@ class Lease:
         return tuple(self.pool.retained.ledger.pages_of_image(image).tolist())
 
     def _make(self, kind: str, image: int) -> Checkpoint:
-        position, cuts = self.frontier, self.grant.cuts
-        size = self.pool.config.page_tokens
-        config = self.pool.config
+        position, cuts, config = self.frontier, self.grant.cuts, self.pool.config
+        size = config.page_tokens
         on_cut = not config.image_bytes or position % config.grid == 0 or position in cuts
         exact = self._canonical and on_cut and position <= len(self._prompt)
         return Checkpoint(

@@ -104,6 +104,9 @@ def commit(pool: PrefixPool, lease: Lease, position: int | None) -> str | None:
         revived, touched = _touch(pool, source, lease)
         _release_source(pool, lease)
         fit_budget(retained, lease.grant.bill, fresh=[], keep=revived)
+        if touched is not None and lease.start < source.position:  # it need not grow
+            retained.ranking.used(touched, retained.tick)
+            touched = None
     stored = bool(lease.unpublished) and _store(pool, lease, lease.unpublished, source)
     if touched is not None and not stored:
         retained.ranking.used(touched, retained.tick)

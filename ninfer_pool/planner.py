@@ -80,7 +80,12 @@ def plan_captures(
     nothing is taken that would add a cut that is not canonical.
     """
     end = len(prompt)
-    declared = {position: kind for position, kind in prompt.boundaries if position > start}
+    canonical = set(cuts)
+    declared = {
+        position: kind
+        for position, kind in prompt.boundaries
+        if position > start and (position in canonical or position % grid == 0 or position == end)
+    }
     chosen: dict[int, str] = {}
     if end > start:
         chosen[end] = declared.get(end, "turn")
@@ -98,7 +103,6 @@ def plan_captures(
     _add_optional(extra, chosen, junctions, "junction", start=start, worth=worth)
     if end not in declared:
         _add_optional(extra, chosen, [end - BEFORE_END], "grid", start=start, worth=worth)
-    canonical = set(cuts)
     chosen.update(
         (position, kind)
         for position, kind in extra.items()

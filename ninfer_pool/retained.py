@@ -66,7 +66,9 @@ class Retained(Holdings):
         entry = self._lift_grown(hops, stretch.total)
         fresh, replaced, older = self._settle_twins(hops, fresh)
         if entry is not None and fresh:
-            _share_table(hops, fresh, self.config.page_tokens, source=stretch.source)
+            source = stretch.source
+            whole = source if source and source.position == stretch.origin else None
+            _share_table(hops, fresh, self.config.page_tokens, source=whole)
         hops = index.insert(hops, stretch.view, stretch.attributes, origin=stretch.origin)
         self._place(hops, fresh)
         entry = self._set_tip(hops, entry, stretch.namespace, prompt_tokens)
@@ -148,6 +150,9 @@ class Retained(Holdings):
                 replaced += [twin for twin in plain if not twin.guards]
             else:
                 older.append(twins[-1])
+        for mark in kept:  # one below an interned page is partly filled with its rows
+            if mark.tail >= 0:
+                mark.tail = int(mark.table.ids[mark.position // self.config.page_tokens])
         return kept, replaced, older
 
     def _alike(self, mark: Checkpoint, twin: Checkpoint) -> bool:
@@ -164,6 +169,10 @@ class Retained(Holdings):
         for path, upto in hops:
             here = [mark for mark in rest if mark.position <= upto]
             rest = rest[len(here) :]
+            if here and rest:  # a table is of one path: see `_share_table`
+                table = Table(here[0].table.ids)
+                for mark in here:
+                    mark.table = table
             if here:
                 index.add_marks(path, here)
         worth = GRID_WORTH * self.config.image_pages * self.config.page_tokens
@@ -263,8 +272,8 @@ def _share_table(
     """Let the growing entry's checkpoints and the fresh ones use one table of pages.
 
     Only where the fresh ones lie past all others on their way and go on from the same pages, as
-    those resumed from the last of them do; then bookkeeping stays linear however many turns a
-    conversation has.
+    those resumed at the last of them, ``source``, do; then bookkeeping stays linear however many
+    turns a conversation has.
     """
     path, upto = hops[-1]
     before = path.marks[-1] if path.marks else None

@@ -141,7 +141,7 @@ def choose_retained(
     deepest = 0
     for mark in order:
         reach = max(deepest, mark.position)
-        pages = mark.table.ids[: -(-reach // size)]
+        pages = fresh[-1].table.ids[: -(-reach // size)]  # earlier ones: made before `extend`
         needed = int((ledger.kept[pages] == 0).sum()) + images * (1 + len(chosen))
         if needed <= room:
             chosen.append(mark)

@@ -231,7 +231,10 @@ def _look(retained: Retained, prompt: Prompt, now: float | None) -> Matches:
             deepest = positions[count - 1]
     if now is None and config.image_bytes:
         return Matches(config, prompt.boundaries, runs, deepest)
-    found = find(retained, prompt, None, Rules(now=now))
+    cuts = None
+    if not config.image_bytes:
+        cuts = canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)
+    found = find(retained, prompt, cuts, Rules(now=now))
     token = None if config.image_bytes else found
     return Matches(config, prompt.boundaries, runs, found.position, now=now, token=token)
 

@@ -12,6 +12,7 @@ import torch
 
 from ninfer_pool.config import PoolConfig
 from ninfer_pool.errors import ConfigError, ModelError, PromptError
+from ninfer_pool.kernels import PAGE_TOKENS
 from ninfer_pool.lease import Lease
 from ninfer_pool.namespace import Namespace
 from ninfer_pool.operations import ResetLane
@@ -84,6 +85,8 @@ class Runner:
             lanes=lanes,
             **pool,
         )
+        if config.page_tokens != PAGE_TOKENS:
+            raise ConfigError(f"page_tokens: {config.page_tokens}; needs {PAGE_TOKENS}")
         self._tokenizer = tokenizer
         self.store = Store(layout, num_pages=num_pages, lanes=lanes, device=model.device)
         self.pool = PrefixPool(config)
@@ -238,17 +241,21 @@ class Runner:
                 return None
             if self._restored(lease):
                 break
-        running = Running(
-            lease=lease,
-            prompt=prompt,
-            sampler=sampler,
-            max_tokens=max_tokens,
-            stop_tokens=self.model.config.eos_token_ids if stop_tokens is None else stop_tokens,
-            media=media,
-            table=self.store.ids(lease.pages.tolist()),
-            chunks=lease.chunks(),
-            axes=rotary_offset(prompt, media),
-        )
+        try:
+            running = Running(
+                lease=lease,
+                prompt=prompt,
+                sampler=sampler,
+                max_tokens=max_tokens,
+                stop_tokens=self.model.config.eos_token_ids if stop_tokens is None else stop_tokens,
+                media=media,
+                table=self.store.ids(lease.pages.tolist()),
+                chunks=lease.chunks(),
+                axes=rotary_offset(prompt, media),
+            )
+        except BaseException:
+            lease.release()
+            raise
         self.running.append(running)
         return running
 

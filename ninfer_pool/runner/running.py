@@ -13,7 +13,7 @@ import xxhash
 from ninfer_pool.errors import PromptError
 from ninfer_pool.lease import Lease
 from ninfer_pool.planner import Chunk
-from ninfer_pool.prompt import Prompt
+from ninfer_pool.prompt import Prompt, payload_fields
 from ninfer_pool.runner.model import Span
 from ninfer_pool.runner.sampling import Sampler
 
@@ -137,7 +137,7 @@ def check_media(prompt: Prompt, media: Media, *, hidden: int, dtype: torch.dtype
 
     Raises:
         PromptError: another number of them, another shape, dtype or digest, or positions of
-            another shape.
+            another shape or other than those that the prompt is known by.
     """
     if len(media.embeddings) != len(prompt.media):
         raise PromptError(
@@ -158,6 +158,17 @@ def check_media(prompt: Prompt, media: Media, *, hidden: int, dtype: torch.dtype
         raise PromptError(
             f"positions: {tuple(positions.shape)}; needs (3, {len(prompt)}), one for each token"
         )
+    axes = None if positions is None else positions.cpu().numpy().astype(np.int32)
+    used = Prompt(prompt.tokens, namespace=prompt.namespace, media=prompt.media, positions=axes)
+    if _axes_of(used) != _axes_of(prompt):
+        raise PromptError("positions: other than the prompt's own; needs the same in both")
+
+
+def _axes_of(prompt: Prompt) -> list[tuple[int, bytes | None, bytes | None]]:
+    """Return what tells a prompt's rotary axes apart from others: see `Prompt.attributes`."""
+    fields = ((at, payload_fields(payload)) for at, payload in prompt.attributes)
+    found = [(at, each.get(ord("P")), each.get(ord("Q"))) for at, each in fields]
+    return [item for item in found if item[1:] != (None, None)]
 
 
 def spans_in(prompt: Prompt, media: Media, chunk: Chunk) -> list[Span]:

@@ -131,6 +131,22 @@ def test_page_edges(kind: dict[str, str], edge: int, pages: int) -> None:
         assert_same_bits(warm, serve(runner_of(kind), tokens[:length], bounds, steps=5))
 
 
+def test_a_resume_that_cuts_at_a_junction_does_not_say_exact(kind: dict[str, str]) -> None:
+    """The checkpoint is exact, but what follows is cut where a cold run in an empty pool is not."""
+    runner = runner_of(kind, grid=2048)
+    stem = [(7 * i) % 198 + 1 for i in range(140)]
+    serve(runner, stem, [(40, "system"), (140, "turn")], steps=2)
+    other = [*stem[:90], 8, *stem[:60]]
+    bounds = [(40, "system"), (len(other), "turn")]
+    warm = serve(runner, other, bounds, steps=4)
+    assert (warm.start, warm.generation.exact) == (40, False)
+    runner = runner_of(kind, grid=2048)
+    serve(runner, stem, [(40, "system"), (140, "turn")], steps=2)
+    asked = serve(runner, other, bounds, steps=4, exact=True)
+    assert (asked.start, asked.generation.exact) == (40, True)
+    assert_same_bits(asked, serve(runner_of(kind, grid=2048), other, bounds, steps=4))
+
+
 def test_what_is_not_exact_says_so(kind: dict[str, str]) -> None:
     """Undeclared ends, frontiers made by decoding, junctions: never ``exact``, and close."""
     runner = runner_of(kind)

@@ -1,7 +1,6 @@
 """The shipped model is worth running: it has learnt the text, and its draft head foretells it.
 
-Both figures are recomputed from the shipped weights. The model is seen through two functions only,
-`Scorer`, so the same tests can ask any implementation of the forward pass.
+Both figures are recomputed from the shipped weights, by the runner that serves them.
 """
 
 from __future__ import annotations
@@ -9,65 +8,29 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 
+from ninfer_pool.runner import TINY, Runner, Tokenizer
 from scripts.tiny_training import corpus, counts
+from scripts.tiny_training.model import TinyModel
 
-torch = pytest.importorskip("torch")
-tokenizers = pytest.importorskip("tokenizers")
-safetensors_torch = pytest.importorskip("safetensors.torch")
-
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "ninfer_pool" / "runner" / "tiny"
-DATA = ROOT / "tests" / "data" / "tiny"
+DATA = Path(__file__).parents[1] / "data" / "tiny"
 WINDOW, CONTEXT = 1024, 256
 
 
-class Scorer(Protocol):
-    """What the tests need of a model."""
-
-    def logits(self, tokens: list[int]) -> np.ndarray:
-        """Return (n, vocabulary): row i is over token i + 1."""
-
-    def draft_logits(self, tokens: list[int]) -> np.ndarray:
-        """Return (n - 1, vocabulary): row i is draft slot i + 1, over token i + 2."""
-
-
-class TrainingForward:
-    """The shipped weights in the training script's own forward pass, in fp32."""
-
-    def __init__(self, folder: Path) -> None:
-        from scripts.tiny_training.model import TinyModel
-
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-        self._model = TinyModel(config).eval()
-        weights = safetensors_torch.load_file(folder / "model.safetensors")
-        self._model.load_state_dict(weights)
-
-    def logits(self, tokens: list[int]) -> np.ndarray:
-        return self._run(tokens)[0]
-
-    def draft_logits(self, tokens: list[int]) -> np.ndarray:
-        return self._run(tokens)[1]
-
-    def _run(self, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        with torch.no_grad():
-            hidden, draft = self._model(torch.tensor([tokens]))
-            return self._model.head(hidden)[0].numpy(), self._model.head(draft)[0].numpy()
+@pytest.fixture(scope="module")
+def runner() -> Runner:
+    """The shipped model with one draft a round, KV in fp32."""
+    return Runner.from_pretrained(TINY, kv_dtype="fp32", kv_budget="64MiB", draft_tokens=1)
 
 
 @pytest.fixture(scope="module")
-def scorer() -> Scorer:
-    torch.set_num_threads(1)
-    return TrainingForward(FOLDER)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+def tokenizer(runner: Runner) -> Tokenizer:
+    return runner.tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +40,10 @@ def chapters() -> list[str]:
 
 @pytest.mark.slow
 def test_held_out_text_takes_at_least_a_quarter_fewer_bits_than_an_order_3_count_model(
-    scorer: Scorer, tokenizer: Any, chapters: list[str]
+    runner: Runner, tokenizer: Tokenizer, chapters: list[str]
 ) -> None:
-    start = tokenizer.token_to_id("<|endoftext|>")
-    bits = sum(_bits(scorer, [start, *tokenizer.encode(text).ids]) for text in chapters)
+    start = tokenizer.encode("<|endoftext|>")
+    bits = sum(_bits(runner, [*start, *tokenizer.encode(text)]) for text in chapters)
     bits_per_byte = bits / sum(len(text.encode()) for text in chapters)
 
     counted = counts.bits_per_byte(
@@ -92,16 +55,42 @@ def test_held_out_text_takes_at_least_a_quarter_fewer_bits_than_an_order_3_count
 
 @pytest.mark.slow
 def test_the_draft_head_foretells_half_of_the_greedy_tokens(
-    scorer: Scorer, tokenizer: Any, chapters: list[str]
+    runner: Runner, tokenizer: Tokenizer, chapters: list[str]
 ) -> None:
-    foretold = [
-        agreed
+    """Drafts accepted of those proposed, greedy, from held-out prompts."""
+    made = [
+        runner.generate(runner.prompt(tokenizer.encode(text[:4000])[500:564]), max_tokens=48)
         for text in chapters
-        for agreed in _foretold(scorer, tokenizer.encode(text[:4000]).ids[500:564], new_tokens=32)
     ]
+    drafted = sum(each.drafted for each in made)
 
-    assert len(foretold) == len(chapters) * 31
-    assert np.mean(foretold) >= 0.5
+    assert drafted > 20 * len(chapters)
+    assert sum(each.accepted for each in made) / drafted >= 0.5
+
+
+def test_greedy_output_repeats_itself_and_is_made_of_words(runner: Runner) -> None:
+    prompt = runner.prompt("It was a truth universally acknowledged, that ")
+    first, second = (runner.generate(prompt, max_tokens=60) for _ in range(2))
+    text = runner.tokenizer.decode(first.tokens)
+
+    assert first.tokens == second.tokens
+    words = set(corpus.read(DATA / "train.txt.xz").lower().split())
+    inner = text.lower().split()[1:-1]  # the first and the last may be cut
+    assert sum(word in words for word in inner) >= 0.9 * len(inner) > 10
+
+
+def test_the_runner_computes_what_training_did(runner: Runner, tokenizer: Tokenizer) -> None:
+    config = json.loads((TINY / "config.json").read_text("utf-8"))
+    trained = TinyModel(config).eval()
+    trained.load_state_dict(safetensors.torch.load_file(TINY / "model.safetensors"))
+    tokens = tokenizer.encode("She was a woman of mean understanding, little information, and")
+    with torch.no_grad():
+        hidden, _ = trained(torch.tensor([tokens]))
+        theirs = trained.head(hidden)[0]
+
+    mine = torch.from_numpy(_logits(runner, tokens))
+
+    assert (mine - theirs).norm() <= 1e-4 * theirs.norm()
 
 
 def test_the_count_model_is_a_distribution() -> None:
@@ -112,27 +101,28 @@ def test_the_count_model_is_a_distribution() -> None:
     assert total == pytest.approx(1.0)
 
 
-def _bits(scorer: Scorer, tokens: list[int]) -> float:
+def _logits(runner: Runner, tokens: list[int]) -> np.ndarray:
+    """Return (n, vocabulary), row i over token i + 1."""
+    running = runner.start(runner.prompt(tokens), max_tokens=1, read=False, retain=False)
+    assert running is not None
+    rows: list[torch.Tensor] = []
+    while not running.ready:
+        runner.prefill(running, look=lambda _, hidden: rows.append(runner.model.logits(hidden)))
+    runner.cancel(running)
+    return torch.cat(rows).numpy()
+
+
+def _bits(runner: Runner, tokens: list[int]) -> float:
     """Return the bits of all tokens but the first; later windows read `CONTEXT` tokens before."""
     total = 0.0
     for start in range(0, max(1, len(tokens) - 1 - CONTEXT), WINDOW - CONTEXT):
         row = tokens[start : start + WINDOW + 1]
-        logits = scorer.logits(row[:-1]).astype(np.float64)
+        logits = _logits(runner, row[:-1]).astype(np.float64)
         top = logits.max(-1, keepdims=True)
         log_total = np.log(np.exp(logits - top).sum(-1)) + top[:, 0]
         losses = log_total - logits[np.arange(len(logits)), row[1:]]
         total += float(losses[0 if start == 0 else CONTEXT :].sum())
     return total / math.log(2)
-
-
-def _foretold(scorer: Scorer, prompt: list[int], *, new_tokens: int) -> list[bool]:
-    """Return, for each generated token but the first, whether depth 1 of the draft was right."""
-    tokens = list(prompt)
-    for _ in range(new_tokens):
-        tokens.append(int(scorer.logits(tokens)[-1].argmax()))
-    guesses = scorer.draft_logits(tokens[:-1]).argmax(-1)  # of tokens 2 ... n - 1
-    first = len(prompt) + 1  # the first that a draft can be used for
-    return [bool(guesses[at - 2] == tokens[at]) for at in range(first, len(tokens))]
 
 
 def _probability(train: bytes, gram: bytes) -> float:
