@@ -242,5 +242,5 @@ def covers(prompt: Prompt, other: Prompt) -> int:
     path = index.Path(
         parent=None, start=0, label=bytearray(other.buffer), attributes=list(other.attributes)
     )
-    upto = index.walk(path, prompt.buffer, prompt.attributes)[-1].upto
+    upto = index.walk(path, prompt.buffer, prompt.attributes)[-1][1]
     return min(upto, prompt.shareable, other.shareable)

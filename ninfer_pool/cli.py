@@ -163,8 +163,8 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     model("--model", metavar="DIR", help="Hugging Face folder (default: the one shipped)")
     model("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     model("--dtype", choices=("fp32", "bf16", "fp16"), help="default: what suits the device")
-    model("--kv-dtype", default="bf16", choices=("fp32", "bf16", "fp16", "int8-g64"))
-    model("--kv-budget", metavar="SIZE", help="such as 4GiB (default: most of what is free)")
+    model("--kv-dtype", choices=("fp32", "bf16", "fp16", "int8-g64"), help="default: bf16")
+    model("--kv-budget", metavar="SIZE", help="such as 4GiB (default: a share of what is free)")
     model("--draft-tokens", type=int, default=0, choices=range(6), help="a round (default: 0)")
     chosen = parser.add_argument_group("how tokens are chosen").add_argument
     chosen("--max-tokens", type=_count, default=256, metavar="N", help="default: 256")

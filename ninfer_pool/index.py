@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 from ninfer_pool.keys import Attribute
 
@@ -110,12 +110,8 @@ class Path:
                 yield from group.values()
 
 
-class Hop(NamedTuple):
-    """A path on the way, matched up to the position ``upto``."""
-
-    path: Path
-    upto: int
-
+Hop: TypeAlias = tuple[Path, int]
+"""A path on the way, and the position that it was matched up to."""
 
 _EMPTY = memoryview(b"")
 
@@ -156,7 +152,7 @@ def walk(
         upto = begin + size // 4
         if attributes or path.attributes:
             upto = _parting(path, attributes, upto)
-        hops.append(Hop(path, upto))
+        hops.append((path, upto))
         forks = path.forks
         if not forks or upto not in forks:
             return hops
@@ -178,7 +174,7 @@ def hops_to(path: Path, position: int) -> tuple[list[Hop], Path]:
     above: list[Hop] = []
     current = path
     while current.parent is not None:
-        above.append(Hop(current.parent, current.start))
+        above.append((current.parent, current.start))
         current = current.parent
     return above[::-1], path
 
@@ -291,10 +287,10 @@ def insert(
         path.attributes += fresh
         if path.start == upto:
             path.key = first_cell(path.label, path.attributes, upto)
-        return [*hops[:-1], Hop(path, total)]
+        return [*hops[:-1], (path, total)]
     child = Path(parent=path, start=upto, label=bytearray(label), attributes=fresh)
     _hang(child)
-    return [*hops, Hop(child, total)]
+    return [*hops, (child, total)]
 
 
 def _hang(child: Path) -> None:

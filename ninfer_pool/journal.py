@@ -27,9 +27,6 @@ class Journal:
         self._next = 0
         self._positions = 0
 
-    def __len__(self) -> int:
-        return len(self._events)
-
     def __bool__(self) -> bool:
         """Say whether events are kept at all."""
         return self._capacity > 0

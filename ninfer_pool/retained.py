@@ -256,7 +256,7 @@ class Retained(Holdings):
         above, path = index.hops_to(mark.where, mark.position)
         if path.goes_on(mark.position) or (path.tip and path.tip.tip.position >= mark.position):
             return None
-        hops = [*above, Hop(path, mark.position)]
+        hops = [*above, (path, mark.position)]
         entry = self._lift_grown(hops, mark.position)
         entry = self._set_tip(hops, entry, namespace, mark.position)
         assert entry is not None

@@ -61,7 +61,7 @@ def find(retained: Retained, prompt: Prompt, cuts: tuple[int, ...] | None, rules
     ``cuts`` are the prompt's canonical ones; None: do not ask what is exact.
     """
     hops = retained.walk(prompt.namespace, prompt.buffer, prompt.attributes)
-    found = Found(hops=hops, matched=min(hops[-1].upto, prompt.shareable) if hops else 0)
+    found = Found(hops=hops, matched=min(hops[-1][1], prompt.shareable) if hops else 0)
     if not rules.read or not hops:
         return found
     config = retained.config
@@ -120,7 +120,7 @@ def covering(hops: Sequence[Hop], position: int) -> Iterator[Checkpoint]:
     """Yield checkpoints whose KV covers ``[0, position)`` of the way of ``hops``."""
     if position <= 0:
         return
-    path = next(hop.path for hop in hops if position <= hop.upto)
+    path = next(path for path, upto in hops if position <= upto)
     yield from path.marks[bisect_left(path.positions, position) :]
     for child in path.children():
         if child.start >= position:

@@ -25,8 +25,6 @@ KV_TYPES = {
 }
 ALIGN = 16
 """Bytes that every tensor inside a page or an image is aligned to."""
-POISON = 0xFF
-"""A byte that makes NaN of every float dtype: what is freed is filled with it in tests."""
 MOST_LANES = 8
 
 
@@ -123,11 +121,6 @@ class Layout:
         """Pages that an image takes."""
         return -(-self.image_bytes // self.page_bytes)
 
-    @property
-    def bytes_per_token(self) -> float:
-        """Bytes of KV for one token."""
-        return self.page_bytes / PAGE_TOKENS
-
     def caches(self, slab: torch.Tensor) -> list[KVPages]:
         """Return each layer's K and V in the slab."""
         views = [region.view(slab) for region in self.page]
@@ -197,11 +190,3 @@ class Store:
     def ids(self, pages: Sequence[int]) -> torch.Tensor:
         """Return page ids as int64 on the device."""
         return torch.tensor(pages, dtype=torch.int64, device=self.device)
-
-    def poison(self, pages: Sequence[int]) -> None:
-        """Fill pages with `POISON`: in tests, what is free must reach nothing."""
-        self.slab[self.ids(pages)] = POISON
-
-    def read(self, pages: Sequence[int]) -> torch.Tensor:
-        """Return a copy of the bytes of pages, uint8 (n, page_bytes)."""
-        return self.slab[self.ids(pages)]

@@ -24,8 +24,6 @@ CAVEAT = (
     "the ratio of the two medians."
 )
 HEAD = ("op", "shape", "beside", "median µs", "p90 µs", "floor µs", "ratio", "figure", "note")
-LEFT = 3
-"""Leading columns of text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

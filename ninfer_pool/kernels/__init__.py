@@ -24,7 +24,6 @@ from __future__ import annotations
 from ninfer_pool.kernels import reference
 from ninfer_pool.kernels.dispatch import dispatched
 from ninfer_pool.kernels.pages import GROUP, PAGE_TOKENS, KVPages
-from ninfer_pool.kernels.pointwise import sigmoid, silu, softplus
 
 append_kv = dispatched(reference.append_kv)
 attention_decode = dispatched(reference.attention_decode)
@@ -53,7 +52,4 @@ __all__ = [
     "first_difference",
     "load_image",
     "save_image",
-    "sigmoid",
-    "silu",
-    "softplus",
 ]

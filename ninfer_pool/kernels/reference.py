@@ -2,8 +2,8 @@
 
 Two rules beside the formulas. Nothing that lies outside the positions an operation was asked for
 may reach its result, so everything is chosen by selection: NaN times zero is NaN. And where rows
-of a decode step share a call, a row's bits may not depend on its place among them: see pointwise.py
-for what that forbids.
+of a decode step share a call, a row's bits may not depend on its place among them: see `silu` for
+what that forbids.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 
 from ninfer_pool.kernels.pages import GROUP, PAGE_TOKENS, KVPages
-from ninfer_pool.kernels.pointwise import silu
 
 CHUNK = 64
 """Tokens that `delta_prefill` solves as one triangular system."""
@@ -284,6 +283,15 @@ def delta_step(
 
 
 # Causal convolution
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """Return x / (1 + exp(-x)) of fp32, an element's bits the same wherever it lies.
+
+    On CPU torch's own ``silu`` rounds the last elements of a tensor, with which no vector register
+    is filled, otherwise than the rest; ``exp`` and arithmetic do not.
+    """
+    return x / (1 + torch.exp(-x))
 
 
 def _convolve(window: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:

@@ -21,7 +21,7 @@ from ninfer_pool.runner.layers import (
 )
 from ninfer_pool.runner.weights import Weights
 
-ROUND = 16
+MULTIPLE = 16
 """Rows of a fused projection come in multiples of this, as vector units like them."""
 
 
@@ -60,7 +60,7 @@ def assemble(
 
 
 def _round_up(rows: torch.Tensor) -> torch.Tensor:
-    return F.pad(rows, (0, 0, 0, -len(rows) % ROUND))
+    return F.pad(rows, (0, 0, 0, -len(rows) % MULTIPLE))
 
 
 class _Builder:

@@ -16,6 +16,7 @@ CUDA_SHARE = 0.85
 """Of a device's free memory, where no budget is given; the rest is for activations."""
 CPU_SHARE = 0.25
 MOST_ON_CPU = 4 << 30
+"""The same on a CPU, whose memory others use as well."""
 TYPICAL_TOKENS = 8192
 TYPICAL_IMAGES = 3
 
@@ -52,7 +53,9 @@ class Capacity:
 
 
 def pages_for(layout: Layout, budget: int | str | None, *, device: torch.device) -> int:
-    """Return how many pages a budget of bytes buys; None: most of what is free now.
+    """Return how many pages a budget of bytes buys.
+
+    None: 85 % of what is free now on CUDA; on a CPU a quarter of it, at most 4 GiB.
 
     Raises:
         ConfigError: not a size, or too small for one lane and one image.

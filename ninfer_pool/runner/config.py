@@ -16,7 +16,6 @@ DENSE_TYPES = ("qwen3_5", "qwen3_5_text")
 MOE_TYPES = ("qwen3_5_moe", "qwen3_5_moe_text")
 MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, "qwen3_next")
 ROPE_TYPES = ("default", "mrope")
-KV_DTYPES = ("fp32", "bf16", "fp16", "int8-g64")
 DEFAULT_SECTIONS = (11, 11, 10)
 """Pairs of the rotary dimensions that turn with time, height and width, where nothing is said."""
 
@@ -142,17 +141,9 @@ class ModelConfig:
 
     @property
     def rope(self) -> str:
-        """The rotary settings and the context window, as a namespace names them."""
+        """The rotary settings, as a namespace names them."""
         sections = "/".join(map(str, self.sections or ())) or "1"
-        theta, window = f"{self.rope_theta:g}", self.max_position_embeddings
-        return f"theta={theta},dim={self.rotary_dim},sections={sections},max={window}"
-
-    def check_kv_dtype(self, kv_dtype: str) -> None:
-        """Raise `ModelError` where KV of this model cannot be stored as ``kv_dtype``."""
-        if kv_dtype not in KV_DTYPES:
-            raise ModelError(f"kv_dtype: {kv_dtype!r}; needs one of {', '.join(KV_DTYPES)}")
-        if kv_dtype == "int8-g64" and self.head_dim % 64:
-            raise ModelError(f"head_dim: {self.head_dim}; int8-g64 needs a multiple of 64")
+        return f"theta={self.rope_theta:g},dim={self.rotary_dim},sections={sections}"
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:

@@ -53,7 +53,11 @@ class DraftHead:
         cache: KVPages,
         slots: torch.Tensor,
     ) -> None:
-        """Write K and V of T slots of one lane and guess nothing; otherwise as `prefill`."""
+        """Write K and V of T slots of one lane, as prefill rounds, and guess nothing.
+
+        ``embeddings`` (T, hidden) of the tokens at those slots, ``hidden`` (T, hidden) the
+        model's output one position before each; the rest as in `Model.prefill`, for one cache.
+        """
         self._write(embeddings, hidden, positions, cache, slots, PREFILL)
 
     @torch.inference_mode()
@@ -85,36 +89,6 @@ class DraftHead:
         )
 
     @torch.inference_mode()
-    def prefill(
-        self,
-        embeddings: torch.Tensor,
-        hidden: torch.Tensor,
-        *,
-        positions: torch.Tensor,
-        cache: KVPages,
-        table: torch.Tensor,
-        begin: int,
-        slots: torch.Tensor,
-    ) -> torch.Tensor:
-        """Run the slots [begin, begin + T) of one lane, ``begin`` at least 1.
-
-        ``embeddings`` (T, hidden) of the tokens at those slots, ``hidden`` (T, hidden) the
-        model's output one position before each; the rest as in `Model.prefill`, for one cache.
-        Returns (T, hidden).
-        """
-        parts, x = self._parts, self._join(embeddings, hidden, PREFILL)
-        h = parts.attention.prefill(
-            parts.layer.before(x),
-            angles=self._rotary.angles(positions),
-            cache=cache,
-            table=table,
-            begin=begin,
-            slots=slots,
-            first=self.FIRST,
-        )
-        return parts.norm(parts.layer.add(x, h, PREFILL))
-
-    @torch.inference_mode()
     def decode(
         self,
         embeddings: torch.Tensor,
@@ -128,8 +102,8 @@ class DraftHead:
     ) -> torch.Tensor:
         """Run one slot of each of R rows, row r at slot ``lengths[r] - 1``.
 
-        ``positions`` is int64 (3, R); the rest as in `prefill` and `Model.decode`. Returns
-        (R, hidden).
+        ``embeddings`` and ``hidden`` (R, hidden) as in `write`, ``positions`` int64 (3, R), the
+        rest as in `Model.decode`. Returns (R, hidden).
         """
         parts, x = self._parts, self._join(embeddings, hidden, ROWS)
         h = parts.attention.decode(

@@ -43,14 +43,9 @@ class Turn:
 
 
 class Executor:
-    """Runs a model's forward passes over a store's pages and lanes.
-
-    Raises:
-        ModelError: drafting asked of a model without a draft head, or more than it may be.
-    """
+    """Runs a model's forward passes over a store's pages and lanes, laid out by `layout_of`."""
 
     def __init__(self, model: Model, store: Store, *, draft_tokens: int = 0) -> None:
-        check_drafts(model, draft_tokens)
         self.model = model
         self.store = store
         self.draft_tokens = draft_tokens
@@ -237,7 +232,7 @@ def slots_of(table: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     return table[at // PAGE_TOKENS] * PAGE_TOKENS + at % PAGE_TOKENS
 
 
-def check_drafts(model: Model, draft_tokens: int) -> None:
+def _check_drafts(model: Model, draft_tokens: int) -> None:
     """Say no to a draft window that this model cannot serve."""
     if type(draft_tokens) is not int or not 0 <= draft_tokens <= MOST_DRAFTS:
         raise ModelError(f"draft_tokens: {draft_tokens!r}; needs an int of 0 to {MOST_DRAFTS}")
@@ -246,7 +241,13 @@ def check_drafts(model: Model, draft_tokens: int) -> None:
 
 
 def layout_of(model: Model, *, kv_dtype: str, draft_tokens: int) -> Layout:
-    """Return what pages and images of this model hold."""
+    """Return what pages and images of this model hold.
+
+    Raises:
+        ModelError: drafting asked of a model without a draft head, or more than it may be.
+        ConfigError: as `Layout` does.
+    """
+    _check_drafts(model, draft_tokens)
     config = model.config
     sizes = Sizes(
         attention_layers=config.num_attention_layers + bool(draft_tokens),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-ROUND = 4
+MULTIPLE = 4
 """Rows of a product come in multiples of this: measured, any other count up to 12 may be split
 over threads so that rows differ by their place (MKL's fp32 product, 2, 6 and 8 threads)."""
 
@@ -61,9 +61,9 @@ def _gather(x: torch.Tensor, rows: torch.Tensor, function: RowFunction) -> torch
 
 def _row_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     rows = len(x)
-    if x.is_cuda or rows == 1 or rows % ROUND == 0:
+    if x.is_cuda or rows == 1 or rows % MULTIPLE == 0:
         return F.linear(x, weight)
-    return F.linear(F.pad(x, (0, 0, 0, -rows % ROUND)), weight)[:rows]
+    return F.linear(F.pad(x, (0, 0, 0, -rows % MULTIPLE)), weight)[:rows]
 
 
 def _row_sigmoid(x: torch.Tensor) -> torch.Tensor:

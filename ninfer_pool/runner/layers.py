@@ -113,14 +113,11 @@ class FullAttention:
         table: torch.Tensor,
         begin: int,
         slots: torch.Tensor,
-        first: int = 0,
     ) -> torch.Tensor:
         """Run T tokens of one lane from position ``begin``: x (T, hidden) -> (T, hidden)."""
         q, k, v, gate = self.inputs(x, angles, PREFILL)
         kernels.append_kv(cache, k, v, slots)
-        seen = kernels.attention_prefill(
-            q, cache, table, begin=begin, scale=self.scale, first=first
-        )
+        seen = kernels.attention_prefill(q, cache, table, begin=begin, scale=self.scale)
         return self.finish(seen, gate, PREFILL)
 
     def decode(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +48,11 @@ class Steps(NamedTuple):
                 state.conv[lane, layer] = conv[lane, step]
 
 
+def digest_of(config: ModelConfig, weights: Weights) -> str:
+    """Return a digest of the weights and of all that the forward pass takes from the config."""
+    return hashlib.sha256(f"{weights.digest()} {config!r}".encode()).hexdigest()
+
+
 class Model:
     """A hybrid model's weights and its forward pass; keeps no state between calls.
 
@@ -84,14 +90,7 @@ class Model:
         config = ModelConfig.read(folder)
         weights = Weights.open(folder)
         parts = assemble(config, weights, device=torch.device(device), dtype=DTYPES[dtype])
-        return cls(config, parts, digest=weights.digest())
-
-    def empty_state(self, *batch: int) -> LaneState:
-        """Return a state of zeros, the state before a first token; ``batch`` leads the shapes."""
-        config, device = self.config, self.device
-        recurrent = torch.zeros(*batch, *config.recurrent_shape, device=device)
-        conv = torch.zeros(*batch, *config.conv_shape, dtype=self.dtype, device=device)
-        return LaneState(recurrent=recurrent, conv=conv)
+        return cls(config, parts, digest=digest_of(config, weights))
 
     def embed(self, tokens: torch.Tensor, *, spans: Sequence[Span] = ()) -> torch.Tensor:
         """Return the embeddings (T, hidden) of tokens, int64 (T,), those of spans put in place.

@@ -20,7 +20,7 @@ from ninfer_pool.planner import Chunk
 from ninfer_pool.pool import PrefixPool
 from ninfer_pool.prompt import Prompt
 from ninfer_pool.runner.capacity import Capacity, pages_for
-from ninfer_pool.runner.executor import Executor, Turn, check_drafts, layout_of
+from ninfer_pool.runner.executor import Executor, Turn, layout_of
 from ninfer_pool.runner.model import Model
 from ninfer_pool.runner.running import (
     Generation,
@@ -74,7 +74,6 @@ class Runner:
         Raises:
             ConfigError, ModelError: what cannot work, by field.
         """
-        check_drafts(model, draft_tokens)
         self.model = model
         self.max_context = _context(model, max_context)
         layout = layout_of(model, kv_dtype=kv_dtype, draft_tokens=draft_tokens)
@@ -94,7 +93,7 @@ class Runner:
         self.namespace = Namespace(
             weights=f"sha256:{model.digest}",
             kv_dtype=f"{kv_dtype},{str(model.dtype).removeprefix('torch.')}",
-            rope=f"theta={model.config.rope_theta:g},max={self.max_context}",
+            rope=f"{model.config.rope},max={self.max_context}",
             draft=f"mtp{draft_tokens}" if draft_tokens else "none",
             rank=rank,
             world_size=world_size,
@@ -108,7 +107,7 @@ class Runner:
         *,
         device: str | torch.device = "cpu",
         dtype: str | None = None,
-        kv_dtype: str = "bf16",
+        kv_dtype: str | None = None,
         draft_tokens: int = 0,
         lanes: int = 1,
         kv_budget: int | str | None = None,
@@ -120,21 +119,24 @@ class Runner:
             device: ``"cpu"`` or a CUDA device.
             dtype: ``"bf16"``, ``"fp16"`` or ``"fp32"``; None: bf16 where the device has it, else
                 fp16, and fp32 on a CPU, where it is faster.
-            kv_dtype: ``"bf16"``, ``"fp16"``, ``"fp32"`` or ``"int8-g64"``.
+            kv_dtype: ``"bf16"``, ``"fp16"``, ``"fp32"`` or ``"int8-g64"``; None: bf16, or fp16
+                where the device has no bf16.
             draft_tokens: tokens that the draft head proposes a round, 0 to 5.
-            kv_budget: bytes of the slab, such as ``"4GiB"``; None: most of what is free.
+            kv_budget: bytes of the slab, such as ``"4GiB"``; None: what is usual for
+                the device, see `pages_for`.
             options: as `Runner` takes them.
 
         Raises:
             ModelError: the folder, an architecture, a tensor, a dtype, the draft window.
             ConfigError: a budget too small for one lane and one image, or another option.
         """
-        model = Model.load(path, device=device, dtype=dtype or _dtype(torch.device(device)))
-        check_drafts(model, draft_tokens)
+        device = torch.device(device)
+        dtype, kv_dtype = _dtypes(device, dtype=dtype, kv_dtype=kv_dtype)
+        model = Model.load(path, device=device, dtype=dtype)
         layout = layout_of(model, kv_dtype=kv_dtype, draft_tokens=draft_tokens)
         return cls(
             model,
-            num_pages=pages_for(layout, kv_budget, device=torch.device(device)),
+            num_pages=pages_for(layout, kv_budget, device=device),
             tokenizer=Tokenizer.load(path),
             lanes=lanes,
             kv_dtype=kv_dtype,
@@ -378,7 +380,12 @@ def _context(model: Model, asked: int | None) -> int:
     return asked
 
 
-def _dtype(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+def _dtypes(device: torch.device, *, dtype: str | None, kv_dtype: str | None) -> tuple[str, str]:
+    """Return the model's dtype and its KV's, where None what suits the device."""
+    cpu = device.type == "cpu"
+    half = "bf16" if cpu or torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    dtype, kv_dtype = dtype or ("fp32" if cpu else half), kv_dtype or half
+    for name, value in (("dtype", dtype), ("kv_dtype", kv_dtype)):
+        if value == "bf16" != half:
+            raise ModelError(f"{name}: 'bf16'; {device} computes none, needs fp16 or fp32")
+    return dtype, kv_dtype

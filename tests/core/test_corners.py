@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ninfer_pool import Lease, PoolConfig
+from ninfer_pool import ConfigError, Lease, PoolConfig, PromptError
 from ninfer_pool.policy import POLICIES
 from ninfer_pool.testing.driver import Driver
 
@@ -246,3 +246,17 @@ def test_a_tail_that_two_computations_made_keeps_the_pages_of_each() -> None:
         shop.pool.check()
     shop.serve([*stem, 90, 91], boundaries=[(3, "turn"), (5, "turn")])
     shop.pool.check()
+
+
+def test_flags_numbers_and_factories_of_the_wrong_type_are_refused() -> None:
+    shop = driver()
+    for name in ("read", "retain", "pin", "exact", "claim", "wait_for_shared"):
+        with pytest.raises(PromptError, match="needs True or False"):
+            shop.pool.acquire(shop.prompt([1, 2]), **{name: 1})
+    with pytest.raises(ConfigError, match="since: 'x'; needs an int"):
+        shop.pool.events("x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="policy: makes a dict; needs to make a Policy"):
+        driver(policy=dict)
+    for nothing in (None, ["a"], 5):
+        assert shop.pool.find(nothing) == []  # type: ignore[arg-type]
+        assert not shop.pool.evict(nothing)  # type: ignore[arg-type]

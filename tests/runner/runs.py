@@ -19,6 +19,14 @@ def nan_pages(model: Model, num_pages: int, *, dtype: torch.dtype | None = None)
     return KVPages(k=k.to(model.device), v=v.to(model.device))
 
 
+def empty_state(model: Model, lanes: int) -> LaneState:
+    """Return the state of lanes before their first token: zeros."""
+    config, device = model.config, model.device
+    recurrent = torch.zeros(lanes, *config.recurrent_shape, device=device)
+    conv = torch.zeros(lanes, *config.conv_shape, dtype=model.dtype, device=device)
+    return LaneState(recurrent=recurrent, conv=conv)
+
+
 def text_positions(begin: int, end: int) -> torch.Tensor:
     """Return the three axes' positions (3, T) of text at [begin, end)."""
     return torch.arange(begin, end).expand(3, -1)
@@ -34,7 +42,7 @@ class Run:
         self.table = order[:pages]
         self.cache = [nan_pages(model, pages + 2) for _ in range(model.config.num_attention_layers)]
         self.draft_cache = nan_pages(model, pages + 2)
-        self.state = model.empty_state(1)
+        self.state = empty_state(model, 1)
         self.frontier = 0
 
     def lane(self) -> LaneState:

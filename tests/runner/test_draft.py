@@ -1,4 +1,4 @@
-"""The draft head: its two forms agree, and what it writes is what it attends to."""
+"""The draft head: what it writes alone is what it attends to; test_parity.py has its numbers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,6 @@ class Drafting:
         tokens = torch.randint(0, 199, (TOKENS,), generator=torch.Generator().manual_seed(8))
         self.embeddings, self.hidden = model.embed(tokens), self.run.prompt(tokens)
 
-    def prefill(self, begin: int, end: int) -> torch.Tensor:
-        return self.head.prefill(
-            self.embeddings[begin:end],
-            self.hidden[begin - 1 : end - 1],
-            positions=torch.arange(begin, end).expand(3, -1),
-            cache=self.run.draft_cache,
-            table=self.run.table,
-            begin=begin,
-            slots=self.run.slots(begin, end),
-        )
-
     def decode(self, begin: int, end: int) -> torch.Tensor:
         slots = torch.arange(begin, end)
         return self.head.decode(
@@ -51,17 +40,10 @@ def drafting() -> Drafting:
     return Drafting(random_model(7))
 
 
-def test_decode_gives_what_prefill_gives(drafting: Drafting) -> None:
-    whole = drafting.prefill(1, TOKENS)
-    drafting.run.draft_cache = nan_pages(drafting.model, len(drafting.run.table) + 2)
-    drafting.prefill(1, TOKENS - 5)
-    torch.testing.assert_close(drafting.decode(TOKENS - 5, TOKENS), whole[-5:])
-
-
 @pytest.mark.parametrize("write", [DraftHead.write, DraftHead.write_rows])
 def test_writing_alone_writes_the_same(write: object, drafting: Drafting) -> None:
     run = drafting.run
-    whole = drafting.prefill(1, TOKENS)
+    whole = drafting.decode(1, TOKENS)
     run.draft_cache = nan_pages(drafting.model, len(run.table) + 2)
     assert callable(write)
     write(
@@ -72,11 +54,11 @@ def test_writing_alone_writes_the_same(write: object, drafting: Drafting) -> Non
         cache=run.draft_cache,
         slots=run.slots(1, TOKENS - 3),
     )
-    torch.testing.assert_close(drafting.prefill(TOKENS - 3, TOKENS), whole[-3:])
+    torch.testing.assert_close(drafting.decode(TOKENS - 3, TOKENS), whole[-3:])
 
 
 def test_slot_zero_is_never_read(drafting: Drafting) -> None:
-    drafting.prefill(1, TOKENS)
+    drafting.decode(1, TOKENS)
     page, offset = divmod(int(drafting.run.slots(0, 1)), 64)
     assert drafting.run.draft_cache.k[page, :, offset].isnan().all()
     assert not drafting.decode(TOKENS - 1, TOKENS).isnan().any()

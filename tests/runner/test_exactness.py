@@ -18,6 +18,7 @@ KINDS: dict[str, dict[str, str]] = {
     "fp32-int8": {"dtype": "fp32", "kv_dtype": "int8-g64"},
     "bf16": {"dtype": "bf16", "kv_dtype": "bf16"},
     "bf16-int8": {"dtype": "bf16", "kv_dtype": "int8-g64"},
+    "fp16": {"dtype": "fp16", "kv_dtype": "fp16"},
 }
 _models: dict[tuple[str, int], Model] = {}
 
@@ -80,9 +81,10 @@ def test_every_exact_checkpoint_of_a_conversation_resumes_to_the_bit(
 ) -> None:
     """Each that lookup calls exact, by a prompt that goes on from just there in another way."""
     runner, script = runner_of(kind, shuffle=3), Script(21, 199)
-    tokens: list[int] = []
-    for _ in range(3):
-        tokens, boundaries = script.ask()
+    tokens, boundaries = script.ask()
+    for turn in range(3):
+        if turn:
+            tokens, boundaries = script.ask()
         script.answer(serve(runner, tokens, boundaries, steps=7, exact=True).generation.tokens)
     told = runner.prompt(tokens, boundaries=boundaries)
     exact = [match.position for match in runner.pool.lookup(told) if match.exact]
@@ -95,21 +97,20 @@ def test_every_exact_checkpoint_of_a_conversation_resumes_to_the_bit(
         assert_same_bits(warm, serve(runner_of(kind), other, bounds, steps=9))
 
 
-def test_other_lanes_change_no_bit(kind: dict[str, str]) -> None:
-    """The same request in any lane, with other requests decoding beside it or none."""
-    alone = runner_of(kind, lanes=3)
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_other_lanes_change_no_bit(kind: dict[str, str], drafts: int) -> None:
+    """The same request in another lane, with other requests decoding beside it or none."""
+    alone = runner_of(kind, lanes=3, draft_tokens=drafts)
     tokens, boundaries = Script(7, 199).ask()
     cold = serve(alone, tokens, boundaries)
-    busy = runner_of(kind, lanes=3, shuffle=1)
+    busy = runner_of(kind, lanes=3, shuffle=1, draft_tokens=drafts)
     others = []
     for number in range(2):
         other, _ = begin(busy, *Script(50 + number, 199).ask(), max_tokens=500)
         while not other.ready:
             busy.prefill(other)
         others.append(other)
-    for lane in (2,):
-        warm = serve(busy, tokens, boundaries, beside=others, lane=lane)
-        assert_same_bits(warm, cold)
+    assert_same_bits(serve(busy, tokens, boundaries, beside=others, lane=2), cold)
     again = serve(busy, tokens, boundaries, beside=others, exact=True)
     assert again.start == len(tokens)
     assert_same_bits(again, cold)
@@ -129,6 +130,28 @@ def test_page_edges(kind: dict[str, str], edge: int, pages: int) -> None:
         warm = serve(runner, tokens[:length], bounds, steps=5, exact=True)
         assert warm.start >= at
         assert_same_bits(warm, serve(runner_of(kind), tokens[:length], bounds, steps=5))
+
+
+@pytest.mark.parametrize("step", [-1, 0, 1])
+@pytest.mark.parametrize(("at", "before"), [(100, 0), (108, 100)])
+def test_one_before_at_and_after_a_checkpoint_and_a_frontier(
+    kind: dict[str, str], at: int, before: int, step: int
+) -> None:
+    """A checkpoint made by prefill at 100; the frontier that decoding left at 108."""
+    tokens = [(43 * i) % 198 + 1 for i in range(100)]
+    for exact in (False, True):
+        runner = runner_of(kind)
+        first = serve(runner, tokens, [(100, "turn")], steps=9)
+        asked = [*tokens, *first.generation.tokens, 5][: at + step]
+        bounds = [each for each in [(100, "turn"), (at + step, "turn")] if each[0] <= at + step]
+        warm = serve(runner, asked, bounds, steps=5, exact=exact)
+        cold = serve(runner_of(kind), asked, bounds, steps=5)
+        if exact or at == 100:
+            assert warm.start == (before if step < 0 else 100)
+            assert_same_bits(warm, cold)
+        else:
+            assert (warm.start, warm.generation.exact) == (before if step < 0 else 108, step < 0)
+            assert_near(warm, cold, bound=BOUND[kind["dtype"], kind["kv_dtype"]])
 
 
 def test_a_resume_that_cuts_at_a_junction_does_not_say_exact(kind: dict[str, str]) -> None:
@@ -166,6 +189,7 @@ BOUND = {
     ("fp32", "int8-g64"): 2e-4,
     ("bf16", "bf16"): 0.03,
     ("bf16", "int8-g64"): 0.03,
+    ("fp16", "fp16"): 0.005,
 }
 """RMS of the difference over RMS of the logits, by the model's dtype and the KV's, against a cold
 run that cuts otherwise: four to ten times what was measured, see docs/explanation/exactness.md."""
@@ -217,7 +241,7 @@ def test_a_hundred_resumes_leave_an_entry_as_it_was(kind: dict[str, str]) -> Non
         [*mark.kv_pages(64).tolist(), *retained.ledger.pages_of_image(mark.image).tolist()]
         for mark in marks
     ]
-    before = [runner.store.read(ids) for ids in pages]
+    before = [runner.store.slab[ids] for ids in pages]
     guard = retained.ledger.take(4).tolist()  # as if another lease had them
     runner.store.slab[guard] = 0x5A
     for number in range(100):
@@ -230,9 +254,9 @@ def test_a_hundred_resumes_leave_an_entry_as_it_was(kind: dict[str, str]) -> Non
             runner.decode([running])
         runner.cancel(running)
     assert all(
-        torch.equal(old, runner.store.read(ids)) for old, ids in zip(before, pages, strict=True)
+        torch.equal(old, runner.store.slab[ids]) for old, ids in zip(before, pages, strict=True)
     )
-    assert (runner.store.read(guard) == 0x5A).all()
+    assert (runner.store.slab[guard] == 0x5A).all()
 
 
 def test_a_cancelled_prefill_is_resumed_from_the_checkpoints_it_crossed(

@@ -13,7 +13,7 @@ from ninfer_pool.runner.forms import ROWS
 from ninfer_pool.runner.model import Model, Steps
 from ninfer_pool.store import LaneState
 from tests.runner.models import random_model
-from tests.runner.runs import nan_pages
+from tests.runner.runs import empty_state, nan_pages
 
 PAGES = 4
 """Pages a lane."""
@@ -59,7 +59,7 @@ class Lanes:
 
 def random_lanes(model: Model, lanes: int, steps: int, seed: int) -> Lanes:
     generator = torch.Generator().manual_seed(seed)
-    pages, state = lanes * PAGES + 1, model.empty_state(lanes)
+    pages, state = lanes * PAGES + 1, empty_state(model, lanes)
     cache = [nan_pages(model, pages) for _ in range(model.config.num_attention_layers)]
     for tensor in (state.recurrent, state.conv, *(x for one in cache for x in (one.k, one.v))):
         tensor.normal_(generator=generator)

@@ -151,18 +151,18 @@ variation has a chi-square 4 * 0.1**2 * 2,000 = 80 above its mean of 15, where 4
 LEVEL = 1e-4
 
 
-def wanted_pairs(how: Sampling, prompt: Sequence[int]) -> dict[tuple[int, int], float]:
+def wanted_pairs(how: Sampling, prompt: Sequence[int]) -> dict[tuple[int, ...], float]:
     """The probability of each first and second token after token 0, by the plain formula."""
     logits = MODEL.double().tolist()
     first = plain(logits[0], how, prompt=prompt)
-    pairs = {}
+    pairs: dict[tuple[int, ...], float] = {}
     for one, p in enumerate(first):
         second = plain(logits[one], how, prompt=prompt, generated=[one])
         pairs.update({(one, two): p * q for two, q in enumerate(second)})
     return pairs
 
 
-def p_value(seen: Counter[tuple[int, ...]], wanted: dict[tuple[int, int], float]) -> float:
+def p_value(seen: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float]) -> float:
     """Pearson's chi-square test; a pair seen that cannot be has p 0."""
     possible = {pair: p for pair, p in wanted.items() if p > 0}
     if set(seen) - set(possible):

@@ -61,8 +61,9 @@ def make(
 
 
 def poison(runner: Runner) -> None:
-    """Fill every page that nothing counts on with NaN."""
-    runner.store.poison(runner.pool.retained.ledger.free_pages().tolist())
+    """Fill every page that nothing counts on with bytes that are NaN in every float dtype."""
+    free = runner.pool.retained.ledger.free_pages().tolist()
+    runner.store.slab[runner.store.ids(free)] = 0xFF
 
 
 @dataclass

@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _input(x, columns, stride, t, c, mask, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
+def _input(x, columns, stride, t, c, mask, WIDTH: tl.constexpr):
     """Return input t of channels c: from ``columns`` where t < 0, else from ``x``."""
     before = tl.load(columns + c * (WIDTH - 1) + (t + WIDTH - 1), mask=mask & (t < 0), other=0.0)
     return tl.where(t < 0, before, tl.load(x + t * stride + c, mask=mask & (t >= 0), other=0.0))
@@ -45,14 +45,14 @@ def _convolve(
     total = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
     for j in tl.static_range(WIDTH):
         tap = tl.load(weight + c * WIDTH + j, mask=c < CHANNELS, other=0.0).to(tl.float32)
-        value = _input(x, columns, stride, t + (j - WIDTH + 1), c, mask, CHANNELS, WIDTH)
+        value = _input(x, columns, stride, t + (j - WIDTH + 1), c, mask, WIDTH)
         total += value.to(tl.float32) * tap
     result = total * tl.sigmoid(total)
     tl.store(y + (lane * tokens + t) * CHANNELS + c, result.to(y.dtype.element_ty), mask=mask)
     kept = mask if EACH else mask & (t == tokens - 1)
     place = lane * tokens + t if EACH else lane + t * 0
     for j in tl.static_range(WIDTH - 1):
-        value = _input(x, columns, stride, t + (j - WIDTH + 2), c, kept, CHANNELS, WIDTH)
+        value = _input(x, columns, stride, t + (j - WIDTH + 2), c, kept, WIDTH)
         tl.store(after + (place * CHANNELS + c) * (WIDTH - 1) + j, value, mask=kept)
 
 
