@@ -251,8 +251,9 @@ def test_a_tail_that_two_computations_made_keeps_the_pages_of_each() -> None:
 def test_flags_numbers_and_factories_of_the_wrong_type_are_refused() -> None:
     shop = driver()
     for name in ("read", "retain", "pin", "exact", "claim", "wait_for_shared"):
+        wrong: dict[str, Any] = {name: 1}
         with pytest.raises(PromptError, match="needs True or False"):
-            shop.pool.acquire(shop.prompt([1, 2]), **{name: 1})
+            shop.pool.acquire(shop.prompt([1, 2]), **wrong)
     with pytest.raises(ConfigError, match="since: 'x'; needs an int"):
         shop.pool.events("x")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="policy: makes a dict; needs to make a Policy"):
