@@ -138,9 +138,8 @@ def _take(
     source = found.mark
     shared = borrowed = demand.source
     if source is not None:
-        retained.guard(source, borrowed)
+        retained.borrow(source, borrowed)
         shared = source.table.ids[: found.position // config.page_tokens]
-        ledger.lease(borrowed)
     images = 0
     if config.image_pages:
         images = min(demand.images, (demand.freeable - demand.pages) // config.image_pages)

@@ -72,11 +72,19 @@ class Holdings:
 
     # -- protection (G4) -------------------------------------------------------------------
 
-    def guard(self, mark: Checkpoint, units: Units | None = None) -> None:
-        """Protect a checkpoint, of ``units`` where known: it is pinned or being resumed from."""
+    def guard(self, mark: Checkpoint) -> None:
+        """Protect a checkpoint: it is pinned, or has just been committed."""
         mark.guards += 1
         if mark.guards == 1:
-            self.ledger.keep(self.units_of(mark) if units is None else units)
+            self.ledger.keep(self.units_of(mark))
+
+    def borrow(self, mark: Checkpoint, units: Units) -> None:
+        """Protect a checkpoint for a lease that reads its ``units``."""
+        mark.guards += 1
+        if mark.guards == 1:
+            self.ledger.borrow(units)
+        else:
+            self.ledger.lease(units)
 
     def unguard(self, mark: Checkpoint, units: Units | None = None) -> None:
         """Take one protection off; ``units`` are those of the checkpoint, where known."""

@@ -11,6 +11,10 @@ Units = npt.NDArray[np.int32]
 """Ids of what is counted: pages by their own ids, and images, whose ids come after the pages'."""
 
 
+Index = npt.NDArray[np.intp]
+"""The same ids in numpy's own index type."""
+
+
 class PageLedger:
     """Three counts a page or image, and what is free.
 
@@ -82,11 +86,11 @@ class PageLedger:
         """Return the ids of an image's pages, in order; none for -1. O(1): a view."""
         return self._rows[image - self.total] if image >= 0 else self._free[:0]
 
-    def size(self, units: Units) -> int:
+    def size(self, units: Units | Index) -> int:
         """Return how many pages ``units`` are."""
         return len(units) + self._images(units) * (self.image_pages - 1)
 
-    def _images(self, units: Units) -> int:
+    def _images(self, units: Units | Index) -> int:
         """Return how many of ``units`` are images: those at the end."""
         count, total = 0, self.total
         while count < len(units) and units[-1 - count] >= total:
@@ -116,13 +120,22 @@ class PageLedger:
     def lease(self, units: Units) -> None:
         """Count one more lease on what is in use."""
         fresh = _raise(self.leased, units)
-        self.firm += self.size(fresh[self.kept[fresh] == 0])
+        self.firm += self.size(fresh[self.kept.take(fresh) == 0])
+
+    def borrow(self, units: Units) -> None:
+        """Count one more lease and one more protection: `lease` and `keep` in one pass."""
+        at = _index(units)
+        leased, kept = self.leased.take(at), self.kept.take(at)
+        self.leased[at] = leased + 1
+        self.kept[at] = kept + 1
+        self.protected += self.size(at[kept == 0])
+        self.firm += self.size(at[(leased | kept) == 0])
 
     def unlease(self, units: Units) -> None:
         """Count one lease less; what nothing else counts on becomes free."""
         last = _lower(self.leased, units)
-        self.firm -= self.size(last[self.kept[last] == 0])
-        self._give(last[self.held[last] == 0])
+        self.firm -= self.size(last[self.kept.take(last) == 0])
+        self._give(last[self.held.take(last) == 0])
 
     def hold(self, units: Units) -> int:
         """Count one more checkpoint; return how many pages became retained."""
@@ -135,20 +148,20 @@ class PageLedger:
         last = _lower(self.held, units)
         freed = self.size(last)
         self.retained -= freed
-        self._give(last[self.leased[last] == 0])
+        self._give(last[self.leased.take(last) == 0])
         return freed
 
     def keep(self, units: Units) -> None:
         """Protect what a checkpoint holds."""
         fresh = _raise(self.kept, units)
         self.protected += self.size(fresh)
-        self.firm += self.size(fresh[self.leased[fresh] == 0])
+        self.firm += self.size(fresh[self.leased.take(fresh) == 0])
 
     def unkeep(self, units: Units) -> None:
         """Take one protection off."""
         last = _lower(self.kept, units)
         self.protected -= self.size(last)
-        self.firm -= self.size(last[self.leased[last] == 0])
+        self.firm -= self.size(last[self.leased.take(last) == 0])
 
     def yielding(self, units: Units) -> int:
         """Return how many pages of ``units`` are not firm."""
@@ -158,7 +171,7 @@ class PageLedger:
         self._top -= count
         return self._free[self._top : self._top + count][::-1]
 
-    def _push(self, pages: Pages) -> None:
+    def _push(self, pages: Pages | Index) -> None:
         self._free[self._top : self._top + len(pages)] = pages
         self._top += len(pages)
 
@@ -166,7 +179,7 @@ class PageLedger:
         self._push(self.pages_of_image(image))
         self._blank.append(image)
 
-    def _give(self, units: Units) -> None:
+    def _give(self, units: Index) -> None:
         pages = len(units) - self._images(units)
         self._push(units[:pages])
         self._ready += units[pages:].tolist()
@@ -193,18 +206,25 @@ class PageLedger:
         assert self.size(firm) == self.firm, "firm pages miscounted"
 
 
-def _raise(counts: Units, units: Units) -> Units:
+def _index(units: Units) -> Index:
+    """Return ids as numpy's own index type: each use of any other would be converted anew."""
+    return np.asarray(units, dtype=np.intp)
+
+
+def _raise(counts: Units, units: Units) -> Index:
     """Add 1 at ``units``; return those that were 0."""
-    before = counts[units]
-    counts[units] = before + 1
-    fresh: Units = units[before == 0]
+    at = _index(units)
+    before = counts.take(at)
+    counts[at] = before + 1
+    fresh: Index = at[before == 0]
     return fresh
 
 
-def _lower(counts: Units, units: Units) -> Units:
+def _lower(counts: Units, units: Units) -> Index:
     """Take 1 away at ``units``; return those that are 0 now."""
-    after = counts[units] - 1
-    counts[units] = after
-    last: Units = units[after <= 0]
+    at = _index(units)
+    after = counts.take(at) - 1
+    counts[at] = after
+    last: Index = at[after <= 0]
     assert not len(last) or after.min() >= 0, "a unit counted down below 0"
     return last
