@@ -74,7 +74,7 @@ class Retained(Holdings):
         entry = self._set_tip(hops, entry, stretch.namespace, prompt_tokens)
         for mark in replaced:
             self.unlink(mark)
-        useless = self._supersede(hops, fresh)
+        useless = self._supersede(hops, fresh, grown=entry)
         if entry is not None:
             self._rename(entry, stretch.key)
             self._set_priority(entry, priority)
@@ -229,13 +229,14 @@ class Retained(Holdings):
             entry.pinned.append(entry.tip)
             self.guard(entry.tip)
 
-    def _supersede(self, hops: list[Hop], fresh: list[Checkpoint]) -> bool:
+    def _supersede(self, hops: list[Hop], fresh: list[Checkpoint], *, grown: Entry | None) -> bool:
         """Mark what the newest checkpoints made useless on their own way; say if anything."""
         path, total = hops[-1]
         before = self.counters.superseded
         if path.tip is None:
             return False
-        base = self.base(path.tip)
+        tip = path.tip
+        base = tip.tip.position - tip.saved if tip is grown else self.base(tip)
         new = {*fresh, path.tip.tip}
         for mark in index.marks_upto(hops, total):
             if mark in new:

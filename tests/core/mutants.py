@@ -65,7 +65,7 @@ def run(mutant: Mutant, folder: Path) -> subprocess.CompletedProcess[str] | None
 
 # file, the right text (it occurs once), the wrong one, the tests that see it
 BY_HAND = [
-    ("pages.py", "self.held[last] == 0", "self.held[last] >= 0", "test_guarantees.py"),
+    ("pages.py", "self.held.take(last) == 0", "self.held.take(last) >= 0", "test_guarantees.py"),
     ("pages.py", "self.leased[units] = 1", "self.leased[units] += 0", "test_lease.py"),
     ("index.py", "if upto == path.end:", "if upto >= path.start:", "test_index.py"),
     ("search.py", "(exact or not rules.exact)", "True", "test_index.py test_search.py"),
