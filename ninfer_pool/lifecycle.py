@@ -237,6 +237,18 @@ def _release_source(pool: PrefixPool, lease: Lease) -> None:
         pool.retained.unguard(source, lease.grant.borrowed)
 
 
+def releasable(pool: PrefixPool, lease: Lease) -> tuple[int, int]:
+    """Return the least and the most pages that are free, or may go, once a running lease ends.
+
+    The least are those that it alone counts on; the most all that it counts on.
+    """
+    with pool.lock:
+        ledger, grant = pool.retained.ledger, lease.grant
+        units = np.unique(np.concatenate((grant.own, grant.borrowed)))
+        alone = units[(ledger.leased[units] == 1) & (ledger.kept[units] == 0)]
+        return ledger.size(alone), ledger.size(units)
+
+
 def end(pool: PrefixPool, lease: Lease, *, committed: bool = False) -> None:
     """Give back what the lease counted on, and its lane."""
     ledger, grant = pool.retained.ledger, lease.grant

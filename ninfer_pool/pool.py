@@ -345,6 +345,11 @@ class PrefixPool:
     # -- what leases and their life cycle ask -----------------------------------------------
 
     @property
+    def free_lanes(self) -> int:
+        """Lanes that no lease holds."""
+        return len(self._free_lanes)
+
+    @property
     def freeable_bytes(self) -> int:
         """Bytes that are free, or would be if everything unprotected went."""
         return self.retained.ledger.freeable * self.config.page_bytes

@@ -22,11 +22,12 @@ BELOW = {
     "store": {"store", "kernels", "core"},
     "runner": {"runner", "store", "kernels", "core"},
     "bench": {"bench", "runner", "store", "kernels", "core"},
-    "cli": {"cli", "sim", "testing", "bench", "runner", "core"},
+    "engine": {"engine", "runner", "store", "kernels", "core"},
+    "cli": {"cli", "sim", "testing", "bench", "engine", "runner", "core"},
 }
 CORE_PACKAGES = {"numpy", "xxhash", "sortedcontainers"}
 TENSORS = {"torch", "triton", "transformers"}
-WITH_TENSORS = {"kernels", "store", "runner"}
+WITH_TENSORS = {"kernels", "store", "runner", "engine"}
 MEASURES_TENSORS = "ninfer_pool.bench.runner"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ninfer_pool.config import PoolConfig
-from ninfer_pool.errors import ConfigError, ModelError, PromptError
+from ninfer_pool.errors import ConfigError, ModelError
 from ninfer_pool.kernels import PAGE_TOKENS
 from ninfer_pool.lease import Lease
 from ninfer_pool.namespace import Namespace
@@ -22,11 +22,12 @@ from ninfer_pool.prompt import Prompt
 from ninfer_pool.runner.capacity import Capacity, pages_for
 from ninfer_pool.runner.executor import Executor, Turn, layout_of
 from ninfer_pool.runner.model import Model
+from ninfer_pool.runner.requests import MAX_TOKENS, check_request
 from ninfer_pool.runner.running import (
+    NO_MEDIA,
     Generation,
     Media,
     Running,
-    check_media,
     rotary_offset,
     rotary_positions,
     spans_in,
@@ -37,7 +38,6 @@ from ninfer_pool.runner.tokenizer import Tokenizer
 from ninfer_pool.store import Store
 
 GREEDY = Sampling()
-NO_MEDIA = Media()
 
 
 class Runner:
@@ -217,7 +217,7 @@ class Runner:
         prompt: Prompt,
         *,
         sampling: Sampling = GREEDY,
-        max_tokens: int = 256,
+        max_tokens: int = MAX_TOKENS,
         stop_tokens: Collection[int] | None = None,
         media: Media = NO_MEDIA,
         **wishes: Any,
@@ -233,8 +233,7 @@ class Runner:
 
         What cannot be restored is quarantined, and the next best is resumed.
         """
-        self._check(prompt, max_tokens)
-        check_media(prompt, media, hidden=self.model.config.hidden_size, dtype=self.model.dtype)
+        check_request(self, prompt, max_tokens=max_tokens, media=media)
         sampler = Sampler(sampling, prompt=prompt.tokens)
         reserve = max_tokens + self.executor.draft_tokens
         while True:
@@ -273,26 +272,6 @@ class Runner:
             self.store.execute([ResetLane(lease.lane)])
             return False
         return True
-
-    def _check(self, prompt: Prompt, max_tokens: int) -> None:
-        field = self.namespace.first_difference(dataclasses.replace(prompt.namespace, salt=None))
-        if field is not None:
-            raise PromptError(
-                f"namespace.{field}: {getattr(prompt.namespace, field)!r}; this runner's is "
-                f"{getattr(self.namespace, field)!r}"
-            )
-        if type(max_tokens) is not int or max_tokens < 1:
-            raise PromptError(f"max_tokens: {max_tokens!r}; needs an int of 1 or more")
-        if len(prompt) + max_tokens > self.max_context:
-            raise PromptError(
-                f"tokens: {len(prompt)} and max_tokens {max_tokens}; the context is "
-                f"{self.max_context}"
-            )
-        largest = int(prompt.tokens.max())
-        if largest >= self.model.config.vocab_size:
-            raise PromptError(
-                f"tokens: id {largest}; needs ids below {self.model.config.vocab_size}"
-            )
 
     def prefill(
         self, running: Running, *, look: Callable[[Chunk, torch.Tensor], None] | None = None

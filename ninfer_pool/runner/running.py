@@ -29,6 +29,9 @@ class Media:
     positions: torch.Tensor | None = None
 
 
+NO_MEDIA = Media()
+
+
 def media_digest(embeddings: torch.Tensor) -> str:
     """Return the digest that a media span of these embeddings must declare: dtype, shape, bytes."""
     raw = embeddings.contiguous().cpu().view(torch.uint8).numpy()

@@ -290,7 +290,7 @@ def test_no_prompt_at_a_terminal_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_request_that_fits_no_slab_says_so(run: Terminal) -> None:
     words = ["Good morning.", "--kv-budget", "400KiB", "--max-tokens", "500"]
-    assert "kv_budget: no room for" in complaint(run(*words))
+    assert "max_tokens 500 take 9 pages; the slab has" in complaint(run(*words))
 
 
 def test_a_budget_past_memory_says_so(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

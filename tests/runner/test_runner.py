@@ -218,11 +218,15 @@ def test_a_prompt_of_another_model_is_refused_and_a_salted_one_is_not() -> None:
 
 
 def test_no_room_is_none_and_changes_nothing() -> None:
-    runner = make(MODEL, num_pages=12)
-    assert runner.start(runner.prompt([5] * 900)) is None
+    runner = make(MODEL, num_pages=30, lanes=2)
+    first = runner.start(runner.prompt([5] * 900), max_tokens=16)
+    assert first is not None
+    assert runner.start(runner.prompt([6] * 900), max_tokens=16) is None
     assert runner.pool.last_refusal is not None
     with pytest.raises(ConfigError, match="no room"):
-        runner.generate(runner.prompt([5] * 900))
+        runner.generate(runner.prompt([6] * 900), max_tokens=16)
+    with pytest.raises(PromptError, match="take 32 pages; the slab has 30"):
+        runner.start(runner.prompt([6] * 2000), max_tokens=16)
     runner.pool.check()
 
 

@@ -1,0 +1,250 @@
+"""The step loop: admits requests to lanes, prefills between decode rounds, ends what is done."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Generator
+from typing import Any
+
+from ninfer_pool.engine.backfill import delays
+from ninfer_pool.engine.handle import Handle, Outcome
+from ninfer_pool.errors import PromptError
+from ninfer_pool.lifecycle import releasable
+from ninfer_pool.prompt import Prompt
+from ninfer_pool.runner import Generation, Runner, Running
+from ninfer_pool.runner.requests import check_request, most_pages
+
+IDLE_SECONDS = 0.05
+CANCELLED_EARLY = Generation(
+    tokens=(),
+    finish="cancelled",
+    prompt_tokens=0,
+    reused=0,
+    reuse="full_reset",
+    exact=True,
+    reason="no_room",
+    key=None,
+    drafted=0,
+    accepted=0,
+    first_token_seconds=0.0,
+    seconds=0.0,
+)
+"""What comes of a request that was cancelled before it had a lane."""
+
+
+class Engine:
+    """Serves many requests on one `Runner`, in the order in which they came.
+
+    A step admits what fits, runs one chunk of the oldest prompt that is not prefilled yet, and one
+    decode round over all lanes that are, so that a long prompt holds the others up by a chunk at
+    a time. A request that does not fit waits; a later one overtakes it only if that provably
+    cannot delay it (see `backfill`). Pages are reserved for the whole request at admission, so
+    what runs never runs out of room.
+
+    Use it as a context manager to run the loop in a thread of its own, or call `step` yourself.
+    """
+
+    def __init__(self, runner: Runner, *, wait_for_shared: bool = True) -> None:
+        self.runner = runner
+        self._wait_for_shared = wait_for_shared
+        self._arrived: deque[Handle] = deque()
+        self._waiting: list[Handle] = []
+        self._running: list[Handle] = []
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    # -- what a user calls -----------------------------------------------------------------
+
+    def submit(self, prompt: Prompt, **options: Any) -> Handle:
+        """Queue a request; ``options`` as `Runner.start` takes them.
+
+        Raises:
+            PromptError: it could never run; nothing was queued.
+        """
+        check_request(self.runner, prompt, **options)
+        handle = Handle(prompt=prompt, options=options)
+        with self._wake:
+            if self._stopping:
+                raise PromptError("engine: it is stopping; needs a running one")
+            self._arrived.append(handle)
+            self._wake.notify()
+        return handle
+
+    def generate(self, prompt: Prompt, **options: Any) -> Outcome:
+        """Run one request to its end, beside whatever else is running."""
+        handle = self.submit(prompt, **options)
+        while self._thread is None and not handle.ended:
+            self.step()
+        return handle.result()
+
+    def stream(self, prompt: Prompt, **options: Any) -> Generator[int]:
+        """Yield one request's tokens as they come; closing the iterator cancels it."""
+        handle = self.submit(prompt, **options)
+        try:
+            if self._thread is None:
+                while not handle.ended:
+                    self.step()
+            yield from handle
+        finally:
+            handle.cancel()
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a lane or for room."""
+        return len(self._arrived) + len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a lane."""
+        return len(self._running)
+
+    # -- the loop --------------------------------------------------------------------------
+
+    def __enter__(self) -> Engine:
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name="ninfer-engine", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self, *, drain: bool = True) -> None:
+        """End the loop: after what has been submitted, or at once with everything cancelled."""
+        with self._wake:
+            self._stopping = True
+            if not drain:
+                for handle in [*self._arrived, *self._waiting, *self._running]:
+                    handle.cancel()
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _loop(self) -> None:
+        while True:
+            if self.step():
+                continue
+            with self._wake:
+                if self._stopping and not (self._arrived or self._waiting or self._running):
+                    return
+                if not self._arrived:
+                    self._wake.wait(IDLE_SECONDS)
+
+    def step(self) -> bool:
+        """Do one round of work; False where there was none."""
+        with self._wake:
+            self._waiting += self._arrived
+            self._arrived.clear()
+        self._drop_cancelled()
+        self._admit()
+        if not self._running:
+            return False
+        self._prefill()
+        self._decode()
+        for handle in list(self._running):
+            running = handle.running
+            if running is not None and running.finish is not None:
+                self._end(handle, running)
+        return True
+
+    def _drop_cancelled(self) -> None:
+        for handle in [each for each in self._waiting if each.cancelled]:
+            self._waiting.remove(handle)
+            handle.end(CANCELLED_EARLY)
+        for handle in [each for each in self._running if each.cancelled]:
+            assert handle.running is not None
+            self.runner.cancel(handle.running)
+            self._running.remove(handle)
+            handle.end(handle.running.result())
+
+    # -- admission -------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Admit in order; past one that waits only what cannot delay it."""
+        blocked: Handle | None = None
+        for handle in list(self._waiting):
+            if not self.runner.pool.free_lanes:
+                return
+            if blocked is not None and self._could_delay(blocked, handle):
+                continue
+            if not self._start(handle) and blocked is None:
+                blocked = handle
+
+    def _start(self, handle: Handle) -> bool:
+        try:
+            found = self.runner.start(
+                handle.prompt, wait_for_shared=self._wait_for_shared, **handle.options
+            )
+        except Exception as error:  # a restore that cannot be made up for: this request's fault
+            self._waiting.remove(handle)
+            handle.end(error)
+            return True
+        if not isinstance(found, Running):
+            return False
+        self._waiting.remove(handle)
+        self._running.append(handle)
+        handle.begin(found)
+        return True
+
+    def _could_delay(self, blocked: Handle, candidate: Handle) -> bool:
+        pool = self.runner.pool
+        leases = [each.lease for each in self._held()]
+        if pool.free_lanes == 1 and not leases:
+            return True
+        return delays(
+            waiting=most_pages(self.runner, blocked.prompt, **blocked.options),
+            candidate=most_pages(self.runner, candidate.prompt, **candidate.options),
+            free=pool.freeable_bytes // pool.config.page_bytes,
+            running=[releasable(pool, lease) for lease in leases],
+        )
+
+    def _held(self) -> list[Running]:
+        return [each.running for each in self._running if each.running is not None]
+
+    # -- work ------------------------------------------------------------------------------
+
+    def _prefill(self) -> None:
+        """Run a chunk of the oldest prompt that is not ready."""
+        for handle in list(self._running):
+            running = handle.running
+            if running is None or running.ready:
+                continue
+            try:
+                self.runner.prefill(running)
+                if self._waiting:
+                    running.lease.publish()
+            except Exception as error:
+                self._fail(handle, error)
+            else:
+                handle.push()
+            return
+
+    def _decode(self) -> None:
+        ready = [each for each in self._running if each.running is not None and each.running.ready]
+        try:
+            self.runner.decode(self._held())
+        except Exception as error:
+            for handle in ready:
+                self._fail(handle, error)
+        else:
+            for handle in ready:
+                handle.push()
+
+    def _end(self, handle: Handle, running: Running) -> None:
+        self._running.remove(handle)
+        try:
+            self.runner.finish(running)
+        except Exception as error:
+            self.runner.cancel(running)
+            handle.end(error)
+        else:
+            handle.end(running.result())
+
+    def _fail(self, handle: Handle, error: Exception) -> None:
+        assert handle.running is not None
+        self._running.remove(handle)
+        self.runner.cancel(handle.running)
+        handle.end(error)

@@ -1,0 +1,206 @@
+"""Many requests on one runner: order, sharing, cancelling, failures, and the same bits as alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ninfer_pool import PromptError
+from ninfer_pool.engine import Engine, Handle
+from tests.runner.models import random_model
+from tests.runner.world import Script, make
+
+MODEL = random_model(2, head_dim=64)
+
+
+def engine(**options: Any) -> Engine:
+    return Engine(make(MODEL, **{"lanes": 3, **options}))
+
+
+def submit(shop: Engine, seed: int, *, max_tokens: int = 10, **options: Any) -> Handle:
+    tokens, boundaries = Script(seed, 199).ask()
+    prompt = shop.runner.prompt(tokens, boundaries=boundaries)
+    return shop.submit(prompt, max_tokens=max_tokens, stop_tokens=(), **options)
+
+
+def run(shop: Engine) -> None:
+    while shop.step():
+        pass
+    shop.runner.pool.check()
+    assert (shop.queued, shop.running, shop.runner.pool.running) == (0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, tuple[int, ...]]:
+    """What each request says when nothing else runs."""
+    found = {}
+    for seed in range(6):
+        shop = engine()
+        handle = submit(shop, seed)
+        run(shop)
+        found[seed] = handle.result().generation.tokens
+    return found
+
+
+def test_many_at_once_say_what_each_says_alone(alone: dict[int, tuple[int, ...]]) -> None:
+    shop = engine()
+    handles = [submit(shop, seed) for seed in range(6)]
+    assert shop.queued == 6
+    run(shop)
+    assert [h.result().generation.tokens for h in handles] == [alone[s] for s in range(6)]
+
+
+def test_a_thread_serves_many(alone: dict[int, tuple[int, ...]]) -> None:
+    with engine() as shop:
+        handles = [submit(shop, seed) for seed in range(4)]
+        streams = [list(handle) for handle in handles]
+        outcome = shop.generate(handles[0].prompt, max_tokens=10, stop_tokens=())
+    assert [tuple(tokens) for tokens in streams] == [alone[seed] for seed in range(4)]
+    assert outcome.generation.tokens == alone[0]
+    assert outcome.generation.reused > 0
+    assert outcome.queued_seconds >= 0
+
+
+def test_requests_are_admitted_in_the_order_in_which_they_came() -> None:
+    shop = engine(lanes=1)
+    handles = [submit(shop, seed) for seed in range(4)]
+    run(shop)
+    admitted = [handle.admitted for handle in handles]
+    assert admitted == sorted(admitted)
+
+
+def test_a_long_prompt_holds_the_others_up_by_a_chunk_at_a_time() -> None:
+    shop = engine()
+    first = submit(shop, 1, max_tokens=30)
+    while first.running is None or not first.running.ready:
+        shop.step()
+    prompt = shop.runner.prompt([(7 * i) % 198 + 1 for i in range(600)])
+    shop.submit(prompt, max_tokens=4, stop_tokens=())
+    before = len(first.running.tokens)
+    for _ in range(5):
+        shop.step()
+    assert len(first.running.tokens) == before + 5
+    run(shop)
+
+
+def test_siblings_that_start_together_prefill_their_beginning_once() -> None:
+    shop = engine()
+    stem = [(11 * i) % 198 + 1 for i in range(200)]
+    handles = [
+        shop.submit(
+            shop.runner.prompt([*stem, 5 + n, 6, 7], boundaries=[(200, "system"), (203, "turn")]),
+            max_tokens=3,
+            stop_tokens=(),
+        )
+        for n in range(3)
+    ]
+    run(shop)
+    assert [handle.result().generation.reused for handle in handles] == [0, 200, 200]
+
+
+def test_one_entry_is_resumed_by_several_at_once() -> None:
+    shop = engine()
+    submit(shop, 3)
+    run(shop)
+    handles = [submit(shop, 3) for _ in range(3)]
+    shop.step()
+    assert shop.running == 3
+    run(shop)
+    assert len({handle.result().generation.tokens for handle in handles}) == 1
+    assert all(handle.result().generation.reused > 0 for handle in handles)
+
+
+def test_cancelled_before_and_after_admission() -> None:
+    shop = engine(lanes=1)
+    running, waiting, last = (submit(shop, seed, max_tokens=30) for seed in (1, 2, 3))
+    for _ in range(6):
+        shop.step()
+    running.cancel()
+    waiting.cancel()
+    run(shop)
+    assert running.result().generation.finish == "cancelled"
+    assert 0 < len(running.result().generation.tokens) < 30
+    assert waiting.result().generation.tokens == ()
+    assert len(last.result().generation.tokens) == 30
+    again = submit(shop, 1)
+    run(shop)
+    assert again.result().generation.reused > 0  # what it had crossed was kept
+
+
+def test_a_request_that_can_never_fit_is_refused_at_once_with_the_sizes() -> None:
+    shop = engine(num_pages=30)
+    with pytest.raises(PromptError, match="take 33 pages; the slab has 30"):
+        shop.submit(shop.runner.prompt([5] * 2000), max_tokens=100)
+    assert shop.queued == 0
+
+
+def test_one_that_waits_for_room_is_not_starved_by_small_ones() -> None:
+    shop = engine(num_pages=30, lanes=2)
+    submit(shop, 1, max_tokens=20)
+    shop.step()
+    large = shop.submit(shop.runner.prompt([9] * 1400), max_tokens=4, stop_tokens=())
+    small = [submit(shop, seed, max_tokens=20) for seed in (2, 3)]
+    run(shop)
+    assert large.admitted < min(handle.admitted for handle in small)
+
+
+def test_a_failure_ends_the_request_that_failed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = engine()
+    fine = submit(shop, 1)
+    while fine.running is None or not fine.running.ready:
+        shop.step()
+    doomed = submit(shop, 2)
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("device lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shop.runner.executor, "prefill", fails)
+        shop.step()
+    run(shop)
+    for wait in (doomed.result, lambda: list(doomed)):
+        with pytest.raises(RuntimeError, match="device lost"):
+            wait()
+    assert len(fine.result().generation.tokens) == 10
+
+
+def test_a_round_that_fails_ends_those_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = engine()
+    handles = [submit(shop, seed) for seed in (1, 2)]
+    while shop.running < 2 or not all(h.running and h.running.ready for h in handles):
+        shop.step()
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("device lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shop.runner.executor, "round", fails)
+        shop.step()
+    for handle in handles:
+        with pytest.raises(RuntimeError, match="device lost"):
+            handle.result()
+    again = submit(shop, 1)
+    run(shop)
+    assert len(again.result().generation.tokens) == 10
+
+
+def test_stopping_without_draining_cancels_what_there_is() -> None:
+    shop = engine(lanes=1)
+    shop.__enter__()
+    handles = [submit(shop, seed, max_tokens=3000) for seed in range(3)]
+    shop.stop(drain=False)
+    assert {handle.result(timeout=20).generation.finish for handle in handles} == {"cancelled"}
+    with pytest.raises(PromptError, match="stopping"):
+        submit(shop, 1)
+
+
+def test_closing_a_stream_cancels_its_request() -> None:
+    with engine() as shop:
+        tokens, boundaries = Script(1, 199).ask()
+        stream = shop.stream(
+            shop.runner.prompt(tokens, boundaries=boundaries), max_tokens=3000, stop_tokens=()
+        )
+        next(stream)
+        stream.close()
+    assert shop.runner.pool.running == 0
