@@ -236,8 +236,23 @@ class Holdings:
             if mark.guards:
                 self.set_spare(mark, gap=0)
         freed = self._drop_dead(path, tip, base)
+        if tip.path is path and not path.forks and set(path.marks) <= set(gone):
+            freed += self._unlink_all(path)
         freed += sum(self.unlink(mark) for mark in gone if mark.path is not None)
         self._forget(entry)
+        return freed
+
+    def _unlink_all(self, path: Path) -> int:
+        """Take every checkpoint of a path that nothing hangs off out at once; see `unlink`."""
+        self.version += 1
+        freed = 0
+        for mark in path.marks:
+            self.spares.discard(mark)
+            mark.path = None
+            freed += self.ledger.drop(self.units_of(mark))
+        self.checkpoints -= len(path.marks)
+        path.marks, path.positions = [], []
+        index.prune(path)
         return freed
 
     def remove(self, mark: Checkpoint, *, cause: str) -> None:
