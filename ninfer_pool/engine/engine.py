@@ -13,7 +13,7 @@ from ninfer_pool.errors import PromptError
 from ninfer_pool.lifecycle import releasable
 from ninfer_pool.prompt import Prompt
 from ninfer_pool.runner import Generation, Runner, Running
-from ninfer_pool.runner.requests import check_request, most_pages
+from ninfer_pool.runner.requests import check_request, most_pages, needed_pages
 
 IDLE_SECONDS = 0.05
 CANCELLED_EARLY = Generation(
@@ -192,10 +192,10 @@ class Engine:
     def _could_delay(self, blocked: Handle, candidate: Handle) -> bool:
         pool = self.runner.pool
         leases = [each.lease for each in self._held()]
-        if pool.free_lanes == 1 and not leases:
+        if pool.free_lanes == 1:  # one that waits for a sibling needs a lane before any ends
             return True
         return delays(
-            waiting=most_pages(self.runner, blocked.prompt, **blocked.options),
+            waiting=needed_pages(self.runner, blocked.prompt, **blocked.options),
             candidate=most_pages(self.runner, candidate.prompt, **candidate.options),
             free=pool.freeable_bytes // pool.config.page_bytes,
             running=[releasable(pool, lease) for lease in leases],

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 256
 """New tokens of a request that does not say how many."""
-UNDECLARED = 3
-"""Images beyond one a boundary that a request may take: a junction's, its end's, its frontier's."""
+UNDECLARED = 5
+"""Images beyond one a boundary: one resumed, a junction's, two before the end, the frontier's."""
 
 
 def check_request(
@@ -52,10 +52,22 @@ def check_request(
     check_media(prompt, media, hidden=config.hidden_size, dtype=runner.model.dtype)
 
 
+def needed_pages(
+    runner: Runner, prompt: Prompt, *, max_tokens: int = MAX_TOKENS, **_: Any
+) -> tuple[int, int]:
+    """Return the least and the most pages without which a request cannot run.
+
+    All of its prompt may be resumed, or nothing. Images are taken only where there is room.
+    """
+    whole = _kv_pages(runner, prompt, max_tokens)
+    return whole - len(prompt) // runner.pool.config.page_tokens, whole
+
+
 def most_pages(runner: Runner, prompt: Prompt, *, max_tokens: int = MAX_TOKENS, **_: Any) -> int:
-    """Return the most pages that a request could ask for: started cold, every image taken."""
+    """Return the most pages that a request could hold: its KV, every image, and what it resumes."""
     images = len(prompt.boundaries) + UNDECLARED
-    return _kv_pages(runner, prompt, max_tokens) + images * runner.pool.config.image_pages
+    whole = _kv_pages(runner, prompt, max_tokens) + images * runner.pool.config.image_pages
+    return whole + 1  # the partly filled page that a fork copies
 
 
 def _kv_pages(runner: Runner, prompt: Prompt, max_tokens: int) -> int:

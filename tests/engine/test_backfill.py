@@ -10,13 +10,28 @@ from ninfer_pool.engine.backfill import delays
 PAGES = st.integers(0, 12)
 
 
-@given(PAGES, PAGES, PAGES, st.lists(PAGES, max_size=4), st.permutations(range(4)))
+@given(
+    st.integers(1, 12),
+    st.integers(0, 4),
+    st.integers(0, 4),
+    PAGES,
+    PAGES,
+    st.lists(PAGES, max_size=4),
+    st.permutations(range(4)),
+)
 def test_what_may_overtake_delays_in_no_order_of_ends(
-    waiting: int, candidate: int, free: int, running: list[int], order: list[int]
+    waiting: int,
+    below: int,
+    above: int,
+    candidate: int,
+    free: int,
+    running: list[int],
+    order: list[int],
 ) -> None:
-    """Brute force: the first moment at which the waiting request fits is the same with it."""
+    """Brute force: it fits at the same moment with it, whatever it needs between the bounds."""
+    least, most = waiting - below, waiting + above
     if candidate > free or delays(
-        waiting=waiting, candidate=candidate, free=free, running=[(p, p) for p in running]
+        waiting=(least, most), candidate=candidate, free=free, running=[(p, p) for p in running]
     ):
         return
 
@@ -32,7 +47,9 @@ def test_what_may_overtake_delays_in_no_order_of_ends(
 
 
 def test_a_small_one_passes_where_there_is_slack_and_not_where_it_is_needed() -> None:
-    assert not delays(waiting=10, candidate=2, free=4, running=[(8, 8)])
-    assert delays(waiting=10, candidate=3, free=4, running=[(8, 8)])
-    assert delays(waiting=10, candidate=2, free=4, running=[(7, 9)])
-    assert not delays(waiting=10, candidate=4, free=4, running=[(3, 3)])
+    assert not delays(waiting=(10, 10), candidate=2, free=4, running=[(8, 8)])
+    assert delays(waiting=(10, 10), candidate=3, free=4, running=[(8, 8)])
+    assert delays(waiting=(10, 10), candidate=2, free=4, running=[(7, 9)])
+    assert not delays(waiting=(10, 10), candidate=4, free=4, running=[(3, 3)])
+    assert delays(waiting=(5, 10), candidate=2, free=4, running=[(8, 8)]) is False
+    assert delays(waiting=(4, 10), candidate=2, free=4, running=[(8, 8)])
