@@ -219,8 +219,10 @@ def _is_last(mark: Checkpoint) -> bool:
     )
 
 
-def lane_of(retained: Retained, found: Found, free: list[int], wanted: int | None) -> int | None:
-    """Return the lane to run in: the one asked for, else the home lane, else the least recent.
+def lane_of(
+    retained: Retained, found: Found, free: list[int], *, wanted: int | None, near: int | None
+) -> int | None:
+    """Return the lane to run in: the one asked for, the home lane, one near, the least recent.
 
     ``free`` is ordered by last use. With ``affinity="strict"`` only the home lane can resume.
     """
@@ -229,9 +231,8 @@ def lane_of(retained: Retained, found: Found, free: list[int], wanted: int | Non
         return home if home in free and wanted in (None, home) else None
     if wanted is not None:
         return wanted if wanted in free else None
-    if home in free:
-        return home
-    return free[0] if free else None
+    wished = (lane for lane in (home, near) if lane is not None and lane in free)
+    return next(wished, free[0] if free else None)
 
 
 def covers(prompt: Prompt, other: Prompt) -> int:

@@ -172,6 +172,7 @@ class PrefixPool:
         priority: int = 0,
         ttl_seconds: float | None = None,
         lane: int | None = None,
+        near: int | None = None,
         exact: bool = False,
         claim: bool = False,
         wait_for_shared: bool = False,
@@ -184,7 +185,9 @@ class PrefixPool:
             pin: keep what is committed until `unpin`.
             priority: entries of lower priority go first.
             ttl_seconds: what is committed is not offered after that long; needs a clock.
-            lane: the lane to run in; None: the home lane, else the least recently used.
+            lane: the lane to run in; None: the home lane, else ``near``, else the least
+                recently used.
+            near: the lane to prefer where there is no home lane that is free.
             exact: resume only where the bits are those of a cold run.
             claim: continue the entry in place where possible, without copying its last page.
             wait_for_shared: answer `Pending` where a running lease will take a deeper
@@ -205,7 +208,8 @@ class PrefixPool:
             claim=claim,
             exact=exact,
         )
-        self._check_request(prompt, reserve_tokens, wishes, lane)
+        self._check_request(prompt, reserve_tokens, wishes)
+        _check_lanes(self.config.lanes, lane=lane, near=near)
         _check_flags(
             read=read, retain=retain, pin=pin, exact=exact, claim=claim, wait=wait_for_shared
         )
@@ -215,18 +219,14 @@ class PrefixPool:
             self._expire(rules.now)
             request = search(self.retained, prompt, wishes, rules, reserve_tokens)
             pending = self._pending(request, read=read) if wait_for_shared else None
-            return pending or self._admit(request, lane)
+            return pending or self._admit(request, lane, near=near)
 
-    def _check_request(
-        self, prompt: Prompt, reserve_tokens: int, wishes: Wishes, lane: int | None
-    ) -> None:
+    def _check_request(self, prompt: Prompt, reserve_tokens: int, wishes: Wishes) -> None:
         _check_prompt(prompt)
         if type(reserve_tokens) is not int or reserve_tokens < 0:
             raise PromptError(f"reserve_tokens: {reserve_tokens!r}; needs an int of 0 or more")
         if type(wishes.priority) is not int:
             raise PromptError(f"priority: {wishes.priority!r}; needs an int")
-        if lane is not None and (type(lane) is not int or not 0 <= lane < self.config.lanes):
-            raise PromptError(f"lane: {lane!r}; needs an int of 0 to {self.config.lanes - 1}")
         if wishes.ttl_seconds is not None:
             if self.config.clock is None:
                 raise ConfigError("clock: None; ttl_seconds needs a PoolConfig with a clock")
@@ -245,9 +245,9 @@ class PrefixPool:
                     best = Pending(position, lease)
         return best
 
-    def _admit(self, request: Request, wanted: int | None) -> Lease | None:
+    def _admit(self, request: Request, wanted: int | None, *, near: int | None) -> Lease | None:
         counters = self.retained.counters
-        lane = lane_of(self.retained, request.found, self._free_lanes, wanted)
+        lane = lane_of(self.retained, request.found, self._free_lanes, wanted=wanted, near=near)
         if lane is None:
             strict = self.config.affinity == "strict" and request.found.mark is not None
             self.refuse("home_lane_busy" if strict and self._free_lanes else "no_lane", 0)
@@ -385,6 +385,12 @@ class PrefixPool:
 def _check_prompt(prompt: object) -> None:
     if not isinstance(prompt, Prompt):
         raise PromptError(f"prompt: {type(prompt).__name__}; needs a Prompt")
+
+
+def _check_lanes(lanes: int, **asked: object) -> None:
+    for name, lane in asked.items():
+        if lane is not None and (type(lane) is not int or not 0 <= lane < lanes):
+            raise PromptError(f"{name}: {lane!r}; needs an int of 0 to {lanes - 1}")
 
 
 def _check_flags(**flags: object) -> None:

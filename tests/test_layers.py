@@ -23,7 +23,9 @@ BELOW = {
     "runner": {"runner", "store", "kernels", "core"},
     "bench": {"bench", "runner", "store", "kernels", "core"},
     "engine": {"engine", "runner", "store", "kernels", "core"},
-    "cli": {"cli", "sim", "testing", "bench", "engine", "runner", "core"},
+    "server": {"server", "engine", "runner", "store", "kernels", "sim", "core"},
+    "demo": {"demo", "engine", "runner", "store", "kernels", "sim", "core"},
+    "cli": {"cli", "sim", "testing", "bench", "engine", "server", "demo", "runner", "core"},
 }
 CORE_PACKAGES = {"numpy", "xxhash", "sortedcontainers"}
 TENSORS = {"torch", "triton", "transformers"}

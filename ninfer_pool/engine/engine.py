@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Generator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator
 from typing import Any
 
 from ninfer_pool.engine.backfill import delays
@@ -16,21 +16,10 @@ from ninfer_pool.runner import Generation, Runner, Running
 from ninfer_pool.runner.requests import check_request, most_pages, needed_pages
 
 IDLE_SECONDS = 0.05
-CANCELLED_EARLY = Generation(
-    tokens=(),
-    finish="cancelled",
-    prompt_tokens=0,
-    reused=0,
-    reuse="full_reset",
-    exact=True,
-    reason="no_room",
-    key=None,
-    drafted=0,
-    accepted=0,
-    first_token_seconds=0.0,
-    seconds=0.0,
-)
-"""What comes of a request that was cancelled before it had a lane."""
+LOOKAHEAD = 8
+"""How many may be asked, each time, whether they can overtake the one that waits."""
+HINTS = 4096
+"""How many hints are remembered with the lane that they ran in last."""
 
 
 class Engine:
@@ -54,17 +43,37 @@ class Engine:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._lanes: OrderedDict[str, int] = OrderedDict()
+        self._stuck: object = None
+        """What the pool was like when the first that waits was refused; it is not asked again
+        before something has changed."""
+        self.failure: Exception | None = None
+        """What ended the loop, if something did: a fault of ours, and nothing is served since."""
 
     # -- what a user calls -----------------------------------------------------------------
 
-    def submit(self, prompt: Prompt, **options: Any) -> Handle:
-        """Queue a request; ``options`` as `Runner.start` takes them.
+    def submit(
+        self,
+        prompt: Prompt,
+        *,
+        notify: Callable[[], None] | None = None,
+        hint: str | None = None,
+        **options: Any,
+    ) -> Handle:
+        """Queue a request.
+
+        Args:
+            notify: see `Handle`.
+            hint: requests of one hint prefer one lane, where no lane is home to their prefix.
+            options: as `Runner.start` takes them.
 
         Raises:
-            PromptError: it could never run; nothing was queued.
+            PromptError: it could never run, or the engine is stopping; nothing was queued.
         """
         check_request(self.runner, prompt, **options)
-        handle = Handle(prompt=prompt, options=options)
+        handle = Handle(prompt=prompt, options=options, hint=hint)
+        if notify is not None:
+            handle.notify = notify
         with self._wake:
             if self._stopping:
                 raise PromptError("engine: it is stopping; needs a running one")
@@ -83,9 +92,9 @@ class Engine:
         """Yield one request's tokens as they come; closing the iterator cancels it."""
         handle = self.submit(prompt, **options)
         try:
-            if self._thread is None:
-                while not handle.ended:
-                    self.step()
+            while self._thread is None and not handle.ended:
+                self.step()
+                yield from handle.take()
             yield from handle
         finally:
             handle.cancel()
@@ -124,14 +133,27 @@ class Engine:
             self._thread = None
 
     def _loop(self) -> None:
-        while True:
-            if self.step():
-                continue
+        try:
+            while self._turn():
+                pass
+        except Exception as error:  # a fault of ours: nobody may wait for ever
+            self.failure = error
             with self._wake:
-                if self._stopping and not (self._arrived or self._waiting or self._running):
-                    return
-                if not self._arrived:
-                    self._wake.wait(IDLE_SECONDS)
+                self._stopping = True
+                for handle in [*self._arrived, *self._waiting, *self._running]:
+                    handle.end(error)
+            raise
+
+    def _turn(self) -> bool:
+        """Work or wait for work; False once it is to stop and nothing is left."""
+        if self.step():
+            return True
+        with self._wake:
+            if self._stopping and not (self._arrived or self._waiting or self._running):
+                return False
+            if not self._arrived:
+                self._wake.wait(IDLE_SECONDS)
+        return True
 
     def step(self) -> bool:
         """Do one round of work; False where there was none."""
@@ -153,7 +175,7 @@ class Engine:
     def _drop_cancelled(self) -> None:
         for handle in [each for each in self._waiting if each.cancelled]:
             self._waiting.remove(handle)
-            handle.end(CANCELLED_EARLY)
+            handle.end(_nothing_made(handle, "cancelled"))
         for handle in [each for each in self._running if each.cancelled]:
             assert handle.running is not None
             self.runner.cancel(handle.running)
@@ -164,19 +186,40 @@ class Engine:
 
     def _admit(self) -> None:
         """Admit in order; past one that waits only what cannot delay it."""
+        pool = self.runner.pool
         blocked: Handle | None = None
-        for handle in list(self._waiting):
-            if not self.runner.pool.free_lanes:
+        for handle in self._waiting[: LOOKAHEAD + 1]:
+            if not pool.free_lanes:
                 return
-            if blocked is not None and self._could_delay(blocked, handle):
-                continue
-            if not self._start(handle) and blocked is None:
-                blocked = handle
+            if blocked is None:
+                if self._stuck != (handle, now := self._room()) and self._start(handle):
+                    continue
+                if self._running:
+                    blocked, self._stuck = handle, (handle, now)
+                else:
+                    self._refuse(handle)
+            elif not self._could_delay(blocked, handle):
+                self._start(handle)
+
+    def _room(self) -> object:
+        """What must change before a request that was refused has a chance."""
+        pool = self.runner.pool
+        return pool.running, pool.freeable_bytes, pool.retained.version
+
+    def _refuse(self, handle: Handle) -> None:
+        """Nothing runs and there is still no room: waiting would not help (G4)."""
+        self._waiting.remove(handle)
+        handle.end(_nothing_made(handle, "refused"))
 
     def _start(self, handle: Handle) -> bool:
+        """Admit a request, or end it with what it failed with; False where it must wait."""
+        hint = handle.hint
         try:
             found = self.runner.start(
-                handle.prompt, wait_for_shared=self._wait_for_shared, **handle.options
+                handle.prompt,
+                wait_for_shared=self._wait_for_shared,
+                near=self._lanes.get(hint) if hint is not None else None,
+                **handle.options,
             )
         except Exception as error:  # a restore that cannot be made up for: this request's fault
             self._waiting.remove(handle)
@@ -186,8 +229,16 @@ class Engine:
             return False
         self._waiting.remove(handle)
         self._running.append(handle)
+        if hint is not None:
+            self._note_lane(hint, found.lane)
         handle.begin(found)
         return True
+
+    def _note_lane(self, hint: str, lane: int) -> None:
+        self._lanes[hint] = lane
+        self._lanes.move_to_end(hint)
+        if len(self._lanes) > HINTS:
+            self._lanes.popitem(last=False)
 
     def _could_delay(self, blocked: Handle, candidate: Handle) -> bool:
         pool = self.runner.pool
@@ -248,3 +299,21 @@ class Engine:
         self._running.remove(handle)
         self.runner.cancel(handle.running)
         handle.end(error)
+
+
+def _nothing_made(handle: Handle, finish: str) -> Generation:
+    """What comes of a request that never had a lane."""
+    return Generation(
+        tokens=(),
+        finish=finish,
+        prompt_tokens=len(handle.prompt),
+        reused=0,
+        reuse="full_reset",
+        exact=True,
+        reason="no_room",
+        key=None,
+        drafted=0,
+        accepted=0,
+        first_token_seconds=0.0,
+        seconds=0.0,
+    )

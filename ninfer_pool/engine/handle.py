@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from math import inf
+from queue import Empty, SimpleQueue
 from threading import Event
 from typing import Any
 
@@ -15,10 +16,17 @@ from ninfer_pool.runner import Generation, Running
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a request: its `Generation`, and how long it waited for a lane, in seconds."""
+    """What came of a request: its `Generation`, and how long it waited for a lane, in seconds.
+
+    ``generation.finish`` is ``refused`` where nothing was running and there was still no room.
+    """
 
     generation: Generation
     queued_seconds: float
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -26,14 +34,18 @@ class Handle:
     """A request that was submitted; made by `Engine.submit`.
 
     Iterate it for its new tokens as they come, once; `result` waits for the end; `cancel` asks
-    for an early one. May be used from another thread than the engine's.
+    for an early one. May be used from another thread than the engine's. An owner that may not
+    wait passes ``notify``, which the engine's thread calls when it was admitted, when there are
+    new tokens, and at the end; `take` then returns what there is.
     """
 
     prompt: Prompt
     options: dict[str, Any]
+    notify: Callable[[], None] = _nothing
+    hint: str | None = None
     running: Running | None = None
     submitted: float = field(default_factory=time.perf_counter)
-    admitted: float = 0.0
+    admitted: float = inf
     cancelled: bool = False
     _given: int = 0
     _tokens: SimpleQueue[int | None] = field(default_factory=SimpleQueue)
@@ -49,6 +61,17 @@ class Handle:
         while (token := self._tokens.get()) is not None:
             yield token
         self.result()
+
+    def take(self) -> list[int]:
+        """Return the new tokens that are there, without waiting."""
+        taken: list[int] = []
+        try:
+            while (token := self._tokens.get_nowait()) is not None:
+                taken.append(token)
+            self._tokens.put(None)  # the end stays to be found by `__iter__`
+        except Empty:
+            pass
+        return taken
 
     def result(self, *, timeout: float | None = None) -> Outcome:
         """Wait for the end.
@@ -66,7 +89,7 @@ class Handle:
 
     @property
     def ended(self) -> bool:
-        """Finished, cancelled or failed."""
+        """Finished, cancelled, refused or failed."""
         return self._ended.is_set()
 
     def cancel(self) -> None:
@@ -77,20 +100,25 @@ class Handle:
         """For the engine: it was admitted."""
         self.running = running
         self.admitted = time.perf_counter()
+        self.notify()
 
     def push(self) -> None:
         """For the engine: hand on the tokens made since."""
         assert self.running is not None
-        for token in self.running.tokens[self._given :]:
+        new = self.running.tokens[self._given :]
+        for token in new:
             self._tokens.put(token)
-        self._given = len(self.running.tokens)
+        self._given += len(new)
+        if new:
+            self.notify()
 
     def end(self, outcome: Generation | BaseException) -> None:
         """For the engine: it is over."""
         if isinstance(outcome, Generation):
-            waited = self.admitted - self.submitted
-            self._outcome = Outcome(generation=outcome, queued_seconds=waited)
+            left = min(self.admitted, time.perf_counter())
+            self._outcome = Outcome(generation=outcome, queued_seconds=left - self.submitted)
         else:
             self._outcome = outcome
         self._tokens.put(None)
         self._ended.set()
+        self.notify()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ninfer_pool.errors import PromptError
 from ninfer_pool.prompt import Prompt
 from ninfer_pool.runner.running import NO_MEDIA, Media, check_media
+from ninfer_pool.runner.stops import check_stop_strings
 
 if TYPE_CHECKING:
     from ninfer_pool.runner.runner import Runner
@@ -23,6 +25,7 @@ def check_request(
     prompt: Prompt,
     *,
     max_tokens: int = MAX_TOKENS,
+    stop_strings: Sequence[str] = (),
     media: Media = NO_MEDIA,
     **_: Any,
 ) -> None:
@@ -48,6 +51,7 @@ def check_request(
     pages, slab = _kv_pages(runner, prompt, max_tokens), runner.pool.config.num_pages
     if pages > slab:
         raise PromptError(f"{wanted} take {pages} pages; the slab has {slab}")
+    check_stop_strings(stop_strings)
     config = runner.model.config
     check_media(prompt, media, hidden=config.hidden_size, dtype=runner.model.dtype)
 

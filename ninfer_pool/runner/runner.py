@@ -34,6 +34,7 @@ from ninfer_pool.runner.running import (
     token_tensor,
 )
 from ninfer_pool.runner.sampling import Sampler, Sampling
+from ninfer_pool.runner.stops import StopStrings
 from ninfer_pool.runner.tokenizer import Tokenizer
 from ninfer_pool.store import Store
 
@@ -219,6 +220,7 @@ class Runner:
         sampling: Sampling = GREEDY,
         max_tokens: int = MAX_TOKENS,
         stop_tokens: Collection[int] | None = None,
+        stop_strings: Sequence[str] = (),
         media: Media = NO_MEDIA,
         **wishes: Any,
     ) -> Running | None:
@@ -226,6 +228,7 @@ class Runner:
 
         Args:
             stop_tokens: ids that end it; None: the model's own.
+            stop_strings: texts that end it once its new text holds one; needs a tokenizer.
             wishes: as `PrefixPool.acquire` takes them.
 
         Raises:
@@ -233,7 +236,8 @@ class Runner:
 
         What cannot be restored is quarantined, and the next best is resumed.
         """
-        check_request(self, prompt, max_tokens=max_tokens, media=media)
+        check_request(self, prompt, max_tokens=max_tokens, stop_strings=stop_strings, media=media)
+        stops = StopStrings(self.tokenizer, stop_strings) if stop_strings else None
         sampler = Sampler(sampling, prompt=prompt.tokens)
         reserve = max_tokens + self.executor.draft_tokens
         while True:
@@ -249,6 +253,7 @@ class Runner:
                 sampler=sampler,
                 max_tokens=max_tokens,
                 stop_tokens=self.model.config.eos_token_ids if stop_tokens is None else stop_tokens,
+                stop_strings=stops,
                 media=media,
                 table=self.store.ids(lease.pages.tolist()),
                 chunks=lease.chunks(),

@@ -16,6 +16,7 @@ from ninfer_pool.planner import Chunk
 from ninfer_pool.prompt import Prompt, payload_fields
 from ninfer_pool.runner.model import Span
 from ninfer_pool.runner.sampling import Sampler
+from ninfer_pool.runner.stops import StopStrings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,8 @@ def media_digest(embeddings: torch.Tensor) -> str:
 class Generation:
     """What came of one request.
 
-    ``tokens`` are the new ones; ``finish`` is ``stop``, ``length`` or ``cancelled``. ``reused``
+    ``tokens`` are the new ones; ``finish`` is ``stop``, ``length``, ``cancelled`` or, of an
+    engine that has no room for it, ``refused``. ``reused``
     of the ``prompt_tokens`` were resumed by the path ``reuse`` (see `Lease.reuse`), ``exact``
     as a cold run's bits; ``reason`` explains. ``key`` names what was retained, or is None.
     ``drafted`` tokens were proposed and ``accepted`` of them kept. Seconds are of this process.
@@ -78,6 +80,7 @@ class Running:
     sampler: Sampler
     max_tokens: int
     stop_tokens: Collection[int]
+    stop_strings: StopStrings | None
     media: Media
     table: torch.Tensor
     chunks: Iterator[Chunk]
@@ -104,16 +107,22 @@ class Running:
             self.first = time.perf_counter()
         self.tokens += new
         self.sampler.note(new)
-        if self.tokens[-1] in self.stop_tokens:
+        if self.tokens[-1] in self.stop_tokens or self._spelled():
             self.finish = "stop"
         elif len(self.tokens) >= self.max_tokens:
             self.finish = "length"
 
     def upto(self, new: Sequence[int]) -> int:
-        """Return how many of a round's new tokens to take: up to a stop token or the last."""
+        """Return how many of a round's new tokens to take: up to what stops it or the last."""
         room = self.max_tokens - len(self.tokens)
-        stops = (at + 1 for at, token in enumerate(new) if token in self.stop_tokens)
-        return min(next(stops, len(new)), room)
+        for count, token in enumerate(new[:room], start=1):
+            if token in self.stop_tokens or self._spelled(new[:count]):
+                return count
+        return min(len(new), room)
+
+    def _spelled(self, new: Sequence[int] = ()) -> bool:
+        """Say whether ``new`` tokens complete a stop string."""
+        return self.stop_strings is not None and self.stop_strings.end(self.tokens, new)
 
     def result(self) -> Generation:
         """Return what came of it; its lease has ended."""

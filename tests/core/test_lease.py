@@ -133,6 +133,7 @@ def test_publishing_twice_and_nothing_retained() -> None:
         ({"priority": "high"}, PromptError, "priority: 'high'"),
         ({"lane": 1}, PromptError, "lane: 1; needs an int of 0 to 0"),
         ({"lane": 0.0}, PromptError, "lane: 0.0; needs an int"),
+        ({"near": -1}, PromptError, "near: -1; needs an int of 0 to 0"),
         ({"ttl_seconds": 5}, ConfigError, "needs a PoolConfig with a clock"),
     ],
 )
@@ -185,6 +186,15 @@ def test_a_sibling_is_waited_for() -> None:
     strange = shop.prompt(range(30), namespace=shop.namespace.__class__(weights="x", kv_dtype="y"))
     lease = shop.pool.acquire(strange, wait_for_shared=True)
     assert isinstance(lease, Lease)
+
+
+def test_a_lane_to_be_near_is_taken_where_it_is_free_and_none_is_home() -> None:
+    shop = driver(lanes=3)
+    assert begun(shop, [1], near=2).lane == 2
+    assert begun(shop, [2], near=2).lane == 0  # taken, so the least recently used
+    shop = driver(lanes=3)
+    home = shop.serve(range(9)).lane
+    assert begun(shop, range(9), near=2).lane == home
 
 
 def test_the_least_recently_used_lane_is_taken() -> None:

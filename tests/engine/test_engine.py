@@ -204,3 +204,97 @@ def test_closing_a_stream_cancels_its_request() -> None:
         next(stream)
         stream.close()
     assert shop.runner.pool.running == 0
+
+
+def test_what_can_never_be_admitted_is_refused_and_not_waited_for() -> None:
+    shop = engine(num_pages=30)
+    pool = shop.runner.pool
+    first = shop.generate(shop.runner.prompt([9] * 1200), max_tokens=4, stop_tokens=())
+    assert first.generation.key is not None
+    assert pool.pin(first.generation.key)
+    for _ in range(2):
+        outcome = shop.generate(shop.runner.prompt([8] * 1400), max_tokens=4, stop_tokens=())
+        assert outcome.generation.finish == "refused"
+        assert outcome.generation.prompt_tokens == 1400
+        assert outcome.queued_seconds >= 0
+    assert pool.unpin(first.generation.key)
+    again = shop.generate(shop.runner.prompt([8] * 1400), max_tokens=4, stop_tokens=())
+    assert again.generation.finish == "length"
+
+
+def test_one_that_waits_is_asked_again_only_when_something_has_changed() -> None:
+    shop = engine(num_pages=30, lanes=2)
+    pool = shop.runner.pool
+    submit(shop, 1, max_tokens=700)
+    while not shop._held() or not shop._held()[0].ready:
+        shop.step()
+    shop.submit(shop.runner.prompt([9] * 1400), max_tokens=4, stop_tokens=())
+    shop.step()
+    refused = pool.stats().counters.refused
+    for _ in range(20):
+        shop.step()
+    assert shop.queued == 1
+    assert pool.stats().counters.refused == refused
+    run(shop)
+
+
+def test_a_hint_prefers_a_lane_and_nothing_more() -> None:
+    shop = engine()
+    lanes = []
+    for hint, seed in (("a", 1), ("b", 2), ("a", 3), ("b", 4)):
+        tokens, boundaries = Script(seed, 199).ask()
+        prompt = shop.runner.prompt(tokens, boundaries=boundaries)
+        handle = shop.submit(prompt, hint=hint, max_tokens=3, stop_tokens=())
+        run(shop)
+        assert handle.running is not None
+        lanes.append(handle.running.lane)
+        assert handle.result().generation.reused == 0
+    assert lanes == [lanes[0], lanes[1]] * 2
+    assert lanes[0] != lanes[1]
+
+
+def test_an_owner_that_may_not_wait_is_told() -> None:
+    shop = engine()
+    told: list[str] = []
+    tokens, boundaries = Script(1, 199).ask()
+    handle = shop.submit(
+        shop.runner.prompt(tokens, boundaries=boundaries),
+        notify=lambda: told.append("end" if handle.ended else "more"),
+        max_tokens=4,
+        stop_tokens=(),
+    )
+    made: list[int] = []
+    while not handle.ended:
+        shop.step()
+        made += handle.take()
+    assert told[-1] == "end"
+    assert told.count("more") == 1 + 4  # admitted, then each token
+    assert tuple(made) == handle.result().generation.tokens
+    assert handle.take() == []
+    assert list(handle) == []
+
+
+def test_a_stream_without_a_thread_gives_every_token() -> None:
+    shop = engine()
+    tokens, boundaries = Script(1, 199).ask()
+    prompt = shop.runner.prompt(tokens, boundaries=boundaries)
+    streamed = list(shop.stream(prompt, max_tokens=6, stop_tokens=()))
+    assert tuple(streamed) == shop.generate(prompt, max_tokens=6, stop_tokens=()).generation.tokens
+
+
+def test_a_fault_of_the_loop_itself_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shop = engine(lanes=1)
+
+    def fails() -> None:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(shop, "_prefill", fails)
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    with shop:
+        handles = [submit(shop, seed) for seed in (1, 2)]
+        for handle in handles:
+            with pytest.raises(AssertionError, match="a bug"):
+                handle.result(timeout=20)
+    assert isinstance(shop.failure, AssertionError)
