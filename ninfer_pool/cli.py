@@ -1,4 +1,4 @@
-"""The console command `ninfer-pool`: simulate, trace, generate, bench.
+"""The console command `ninfer-pool`: simulate, trace, generate, serve, demo, bench.
 
 Everything a person can get wrong is checked before anything runs: one line on stderr, exit code 2
 and no output file. Imports that take time wait inside the command that needs them.
@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+from ninfer_pool.demo.arguments import add_demo
 from ninfer_pool.errors import PoolError, UsageError
+from ninfer_pool.server.options import add_serve
 from ninfer_pool.sim import options
 from ninfer_pool.sim.arguments import add_simulate, sweeps
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from ninfer_pool.sim.trace import Trace
 
 SHIPPED_TRACE = "claude_code_side_requests.jsonl"
-TRACE_SOURCES = ("mooncake", "kv-cache-tester", "openai-jsonl")
+TRACE_SOURCES = ("mooncake", "kv-cache-tester", "openai-jsonl", "server-log")
 INTERRUPTED, PIPE_CLOSED = 130, 141
 
 
@@ -114,6 +116,12 @@ def _parser() -> _Parser:
     _add_convert(verbs.add_parser("convert", help="make a trace from a log of another format"))
     _add_info(verbs.add_parser("info", help="tell what a trace holds"))
     _add_generate(commands.add_parser("generate", help="ask a model, see what was reused"))
+    demo = commands.add_parser("demo", help="everyday requests, with one lane and with the pool")
+    add_demo(demo)
+    demo.set_defaults(run=_demo)
+    serve = commands.add_parser("serve", help="an HTTP server for OpenAI's and Anthropic's clients")
+    add_serve(serve)
+    serve.set_defaults(run=_serve)
     bench = commands.add_parser("bench", help="measure on this machine")
     kinds = bench.add_subparsers(required=True, metavar="core|runner")
     _add_bench(kinds.add_parser("core", help="lookup, commit, evict and explain, in microseconds"))
@@ -176,6 +184,18 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_generate)
 
 
+def _serve(args: argparse.Namespace) -> None:
+    with _needs_extra("server"):
+        from ninfer_pool.server.command import serve
+    serve(args)
+
+
+def _demo(args: argparse.Namespace) -> None:
+    with _needs_extra("runner"):
+        from ninfer_pool.demo.command import demo
+    demo(args)
+
+
 def _count(text: str) -> int:
     try:
         return options.parse_count(text)
@@ -216,7 +236,7 @@ def _bench_runner(args: argparse.Namespace) -> None:
     with _needs_extra("runner"):
         from ninfer_pool.bench.runner import main as bench
         from ninfer_pool.bench.serving import DEFAULT, TINY
-        from ninfer_pool.runner.command import check_device
+        from ninfer_pool.runner.loading import check_device
     check_device(args.device)
     bench(scale=TINY if args.tiny else DEFAULT, device=args.device, json_path=args.json)
 

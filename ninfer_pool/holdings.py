@@ -264,11 +264,15 @@ class Holdings:
             if entry.inherited is mark:
                 entry.inherited = None
         holder, space = mark.where.tip, self._namespace(mark.where)
+        key = holder.key if holder is not None else ""
         if holder is not None and holder.tip is mark:
-            self.shorten(holder, cause=cause)
+            freed = self.shorten(holder, cause=cause)
         else:
             self._remember(space, mark, [mark.position], cause, mark.tick)
-            self.unlink(mark)
+            freed = self.unlink(mark)
+        if holder is not None:
+            kind = "truncated" if holder.identity in self.entries else "evicted"
+            self.emit(kind, holder, key=key, freed=freed)
         self.sweep(space)
 
     def _remember(
@@ -330,10 +334,9 @@ class Holdings:
         if self.journal:
             tip, path = entry.tip, entry.tip.path
             positions = () if path is None else ways.positions_to(path, tip.position)
-            self._note(kind, entry.key if key is None else key, positions, freed)
-
-    def _note(self, kind: str, key: str, positions: tuple[int, ...], freed: int) -> None:
-        self.journal.add(kind, key, positions, freed=freed * self.config.page_bytes)
+            freed *= self.config.page_bytes
+            key = entry.key if key is None else key
+            self.journal.add(kind, key, positions, entry=entry.identity, freed=freed)
 
     def unlink_spare(self, mark: Checkpoint) -> int:
         """Take a superseded checkpoint out for room and say so; see `unlink`."""
@@ -348,7 +351,8 @@ class Holdings:
         if entry is not None:
             self.emit("truncated", entry, freed=freed)
         elif key:
-            self._note("evicted", key, (), freed)
+            freed_bytes = freed * self.config.page_bytes
+            self.journal.add("evicted", key, (), entry=-1, freed=freed_bytes)
         return freed
 
     def path_marks(self, entry: Entry) -> Iterator[Checkpoint]:

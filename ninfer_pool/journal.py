@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from ninfer_pool.results import Event
 
@@ -23,7 +24,7 @@ class Journal:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._events: deque[tuple[int, str, str, array[int], int]] = deque()
+        self._events: deque[tuple[int, str, int, str, array[int], int]] = deque()
         self._next = 0
         self._positions = 0
 
@@ -31,22 +32,29 @@ class Journal:
         """Say whether events are kept at all."""
         return self._capacity > 0
 
-    def add(self, kind: str, key: str, positions: Sequence[int], *, freed: int) -> None:
+    def add(self, kind: str, key: str, positions: Sequence[int], *, entry: int, freed: int) -> None:
         """Note an event; ``freed`` in bytes."""
         packed = array("i", positions)
-        if self._events and self._events[-1][3] == packed:
-            packed = self._events[-1][3]  # most events of one commit say the same
-        self._events.append((self._next, kind, key, packed, freed))
+        if self._events and self._events[-1][4] == packed:
+            packed = self._events[-1][4]  # most events of one commit say the same
+        self._events.append((self._next, kind, entry, key, packed, freed))
         self._next += 1
         self._positions += len(packed)
         most = POSITIONS * self._capacity
         while len(self._events) > max(1, self._capacity) or (
             self._positions > most and len(self._events) > 1
         ):
-            self._positions -= len(self._events.popleft()[3])
+            self._positions -= len(self._events.popleft()[4])
 
     def since(self, number: int) -> Iterator[Event]:
-        """Yield the events of that number and later, the oldest first."""
-        for at, kind, key, positions, freed in self._events:
-            if at >= number:
-                yield Event(number=at, kind=kind, key=key, positions=tuple(positions), bytes=freed)
+        """Yield the events of that number and later, the oldest first. O(those)."""
+        newest = islice(reversed(self._events), max(0, self._next - number))
+        for at, kind, entry, key, positions, freed in reversed(list(newest)):
+            yield Event(
+                number=at,
+                kind=kind,
+                entry=entry,
+                key=key,
+                positions=tuple(positions),
+                bytes=freed,
+            )

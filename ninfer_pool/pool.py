@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 from bisect import insort
+from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
-
-import numpy as np
 
 from ninfer_pool.admission import Request, admit, covers, lane_of, search
 from ninfer_pool.checks import check_pool
 from ninfer_pool.config import PoolConfig
+from ninfer_pool.describe import describe
 from ninfer_pool.entry import Checkpoint, Entry
 from ninfer_pool.errors import ConfigError, PromptError
 from ninfer_pool.lease import Lease, Wishes
+from ninfer_pool.namespace import Namespace
 from ninfer_pool.planner import canonical_cuts
 from ninfer_pool.prompt import Prompt
 from ninfer_pool.results import EntryInfo, Event, Explanation, Pending, Refusal, Stats
@@ -86,12 +87,15 @@ class PrefixPool:
     def find(self, key: str) -> list[EntryInfo]:
         """Return every entry stored under ``key``: normally one or none."""
         with self.lock:
-            return [self._info(entry) for entry in self._holders(key)]
+            return [describe(self.retained, entry) for entry in self._holders(key)]
 
-    def entries(self) -> list[EntryInfo]:
-        """Return all entries, the oldest first."""
+    def entries(self, *, where: Callable[[Namespace], bool] | None = None) -> list[EntryInfo]:
+        """Return all entries, or those of some namespaces, the oldest first."""
         with self.lock:
-            return [self._info(entry) for entry in self.retained.entries.values()]
+            found = self.retained.entries.values()
+            return [
+                describe(self.retained, e) for e in found if where is None or where(e.namespace)
+            ]
 
     def events(self, since: int = 0) -> list[Event]:
         """Return the events numbered ``since`` and later that are still remembered.
@@ -139,25 +143,6 @@ class PrefixPool:
     def _cuts(self, prompt: Prompt) -> tuple[int, ...]:
         config = self.config
         return canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)
-
-    def _info(self, entry: Entry) -> EntryInfo:
-        retained = self.retained
-        marks = sorted(retained.path_marks(entry), key=lambda mark: mark.position)
-        held = [retained.units_of(mark) for mark in retained.private_marks(entry)]
-        units, holders = np.unique(np.concatenate(held), return_counts=True)
-        alone = retained.ledger.size(units[holders == retained.ledger.held[units]])
-        return EntryInfo(
-            key=entry.key,
-            tokens=entry.tip.position,
-            lane=entry.lane,
-            checkpoints=tuple((mark.position, mark.kind) for mark in marks),
-            superseded=tuple(mark.position for mark in marks if mark.spare),
-            bytes=alone * self.config.page_bytes,
-            hits=entry.hits,
-            priority=entry.priority,
-            pinned=entry.pinned is not None,
-            released=entry.released,
-        )
 
     # -- admission -------------------------------------------------------------------------
 

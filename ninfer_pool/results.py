@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from ninfer_pool.namespace import Namespace
+
 if TYPE_CHECKING:
     from ninfer_pool.lease import Lease
 
@@ -91,6 +93,9 @@ class EntryInfo:
     """An entry as it stands: never its tokens."""
 
     key: str
+    entry: int
+    """Its number in this pool: stays the same while it grows and its key changes."""
+    namespace: Namespace
     tokens: int
     lane: int
     checkpoints: tuple[tuple[int, str], ...]
@@ -99,6 +104,8 @@ class EntryInfo:
     """Positions of those that are the first to go."""
     bytes: int
     """Bytes that only this entry holds."""
+    image_bytes: int
+    """Those of them that are images."""
     hits: int
     priority: int
     pinned: bool
@@ -110,12 +117,15 @@ class Event:
     """Something that a router which follows the pool wants to know.
 
     ``kind``: ``stored`` (a new entry, or one that grew), ``touched`` (consumed), ``superseded``,
-    ``truncated`` (shortened to an earlier checkpoint), ``evicted``. ``positions`` are those where
-    ``key``'s sequence can be resumed afterwards.
+    ``truncated`` (shortened to an earlier checkpoint), ``evicted``, for room or because it expired
+    or was quarantined. ``positions`` are those where ``key``'s sequence can be resumed afterwards.
     """
 
     number: int
     kind: str
+    entry: int
+    """Which entry: the same while it grows and its key changes, and no other's later. -1: a
+    superseded tail that no entry holds."""
     key: str
     positions: tuple[int, ...]
     bytes: int

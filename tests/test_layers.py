@@ -29,7 +29,7 @@ BELOW = {
 }
 CORE_PACKAGES = {"numpy", "xxhash", "sortedcontainers"}
 TENSORS = {"torch", "triton", "transformers"}
-WITH_TENSORS = {"kernels", "store", "runner", "engine"}
+WITH_TENSORS = {"kernels", "store", "runner", "engine", "demo"}
 MEASURES_TENSORS = "ninfer_pool.bench.runner"
 
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ninfer_pool.engine.engine import Engine
-from ninfer_pool.engine.handle import Handle, Outcome
+from ninfer_pool.engine.handle import Handle, Outcome, unserved
 
-__all__ = ["Engine", "Handle", "Outcome"]
+__all__ = ["Engine", "Handle", "Outcome", "unserved"]

@@ -8,11 +8,11 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from ninfer_pool.engine.backfill import delays
-from ninfer_pool.engine.handle import Handle, Outcome
+from ninfer_pool.engine.handle import Handle, Outcome, unserved
 from ninfer_pool.errors import PromptError
 from ninfer_pool.lifecycle import releasable
 from ninfer_pool.prompt import Prompt
-from ninfer_pool.runner import Generation, Runner, Running
+from ninfer_pool.runner import Runner, Running
 from ninfer_pool.runner.requests import check_request, most_pages, needed_pages
 
 IDLE_SECONDS = 0.05
@@ -100,6 +100,11 @@ class Engine:
             handle.cancel()
 
     @property
+    def stopping(self) -> bool:
+        """It takes no further requests: it was told to stop, or has failed."""
+        return self._stopping
+
+    @property
     def queued(self) -> int:
         """Requests that wait for a lane or for room."""
         return len(self._arrived) + len(self._waiting)
@@ -175,7 +180,7 @@ class Engine:
     def _drop_cancelled(self) -> None:
         for handle in [each for each in self._waiting if each.cancelled]:
             self._waiting.remove(handle)
-            handle.end(_nothing_made(handle, "cancelled"))
+            handle.end(unserved(handle, "cancelled"))
         for handle in [each for each in self._running if each.cancelled]:
             assert handle.running is not None
             self.runner.cancel(handle.running)
@@ -209,7 +214,7 @@ class Engine:
     def _refuse(self, handle: Handle) -> None:
         """Nothing runs and there is still no room: waiting would not help (G4)."""
         self._waiting.remove(handle)
-        handle.end(_nothing_made(handle, "refused"))
+        handle.end(unserved(handle, "refused"))
 
     def _start(self, handle: Handle) -> bool:
         """Admit a request, or end it with what it failed with; False where it must wait."""
@@ -227,8 +232,8 @@ class Engine:
             return True
         if not isinstance(found, Running):
             return False
+        self._running.append(handle)  # first: `stop` must find it in one of the two
         self._waiting.remove(handle)
-        self._running.append(handle)
         if hint is not None:
             self._note_lane(hint, found.lane)
         handle.begin(found)
@@ -299,21 +304,3 @@ class Engine:
         self._running.remove(handle)
         self.runner.cancel(handle.running)
         handle.end(error)
-
-
-def _nothing_made(handle: Handle, finish: str) -> Generation:
-    """What comes of a request that never had a lane."""
-    return Generation(
-        tokens=(),
-        finish=finish,
-        prompt_tokens=len(handle.prompt),
-        reused=0,
-        reuse="full_reset",
-        exact=True,
-        reason="no_room",
-        key=None,
-        drafted=0,
-        accepted=0,
-        first_token_seconds=0.0,
-        seconds=0.0,
-    )

@@ -122,3 +122,21 @@ class Handle:
         self._tokens.put(None)
         self._ended.set()
         self.notify()
+
+
+def unserved(handle: Handle, finish: str) -> Generation:
+    """What comes of a request that never had a lane."""
+    return Generation(
+        tokens=(),
+        finish=finish,
+        prompt_tokens=len(handle.prompt),
+        reused=0,
+        reuse="full_reset",
+        exact=True,
+        reason="no_room",
+        key=None,
+        drafted=0,
+        accepted=0,
+        first_token_seconds=0.0,
+        seconds=0.0,
+    )

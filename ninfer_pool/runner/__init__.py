@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ninfer_pool.runner.chat import Ask, Chat
 from ninfer_pool.runner.model import Model
 from ninfer_pool.runner.runner import Runner
 from ninfer_pool.runner.running import Generation, Media, Running, media_digest
@@ -15,6 +16,8 @@ TINY = Path(__file__).parent / "tiny"
 
 __all__ = [
     "TINY",
+    "Ask",
+    "Chat",
     "Generation",
     "Media",
     "Model",

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, TextIO
 
-import torch
-
-from ninfer_pool.errors import ConfigError, PromptError, UsageError
+from ninfer_pool.errors import ConfigError, UsageError
 from ninfer_pool.prompt import Prompt
-from ninfer_pool.runner import TINY, Generation, Runner, Running, Sampling, Tokenizer
-
-THINK = "<think>"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """A prompt's text, and the ends of what later prompts will share, in characters."""
-
-    text: str
-    boundaries: tuple[tuple[int, str], ...]
+from ninfer_pool.runner import TINY, Ask, Chat, Generation, Runner, Running, Sampling
+from ninfer_pool.runner.loading import load_runner
 
 
 def generate(args: argparse.Namespace) -> None:
@@ -35,10 +22,15 @@ def generate(args: argparse.Namespace) -> None:
     """
     text = prompt_text(args.prompt)
     sampling = sampling_of(args)
-    runner = load(args)
-    raw = Ask(text=text, boundaries=((len(text), "turn"),))
-    ask = raw if args.raw else chat(runner.tokenizer, text, args)
-    prompt = runner.prompt(ask.text, boundaries=boundaries_of(runner.tokenizer, ask))
+    runner = load_runner(
+        args.model,
+        device=args.device,
+        dtype=args.dtype,
+        kv_dtype=args.kv_dtype,
+        kv_budget=args.kv_budget,
+        draft_tokens=args.draft_tokens,
+    )
+    prompt = raw(runner, text) if args.raw else chat(runner, text, args)
     for number in range(args.repeat):
         running = start(runner, prompt, sampling=sampling, max_tokens=args.max_tokens)
         if not number:
@@ -89,90 +81,25 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     return sampling
 
 
-def load(args: argparse.Namespace) -> Runner:
-    """Load the model with room for its KV.
-
-    Raises:
-        PoolError: a device, folder or size that cannot be used.
-    """
-    check_device(args.device)
-    try:
-        return Runner.from_pretrained(
-            args.model or TINY,
-            device=args.device,
-            dtype=args.dtype,
-            kv_dtype=args.kv_dtype,
-            kv_budget=args.kv_budget,
-            draft_tokens=args.draft_tokens,
-        )
-    except (MemoryError, RuntimeError) as error:
-        if "memory" not in str(error):  # what cannot be allocated; all else is our own bug
-            raise
-        budget = args.kv_budget or "what is free"
-        raise UsageError(f"--kv-budget: no memory for the model and {budget}; give less") from None
+def raw(runner: Runner, text: str) -> Prompt:
+    """Return the text itself as a prompt, without a chat template."""
+    ask = Ask.raw(runner.tokenizer.encode(text))
+    return runner.prompt(ask.tokens, boundaries=ask.boundaries)
 
 
-def check_device(name: str) -> None:
-    """Refuse a device that is not here.
-
-    Raises:
-        UsageError: neither the CPU nor a CUDA device of this machine.
-    """
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device: {name!r}; needs cpu, cuda or cuda:N")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a driver that is too old warns and is then not there
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise UsageError(f"--device: {name!r}; this machine has {count} CUDA devices for torch")
-
-
-def chat(tokenizer: Tokenizer, text: str, args: argparse.Namespace) -> Ask:
+def chat(runner: Runner, text: str, args: argparse.Namespace) -> Prompt:
     """Return a question as the model's template writes it, its boundaries as a server's.
-
-    ``system`` at the end of the system message; ``turn`` where the answer begins, before the
-    thinking that a later prompt leaves out; ``response`` after the fixed part of the answer.
 
     Raises:
         UsageError: the model has no chat template.
         PromptError: the template says no.
     """
-    if tokenizer.chat_template is None:
+    if runner.tokenizer.chat_template is None:
         raise UsageError("--model: it has no chat template; ask with --raw")
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     switches: dict[str, Any] = {} if args.thinking else {"enable_thinking": False}
-    question = {"role": "user", "content": text}
-    whole = tokenizer.render([*system, question], add_generation_prompt=True, **switches)
-    boundaries = [(system_end(tokenizer, system, whole), "system")] if system else []
-    thinking = whole.find(THINK, whole.rfind(text.strip()) + len(text.strip()))
-    if thinking >= 0:
-        boundaries += [(thinking, "turn"), (len(whole), "response")]
-    else:
-        boundaries += [(len(whole), "turn")]
-    return Ask(text=whole, boundaries=tuple(boundaries))
-
-
-def system_end(tokenizer: Tokenizer, system: list[dict[str, str]], whole: str) -> int:
-    """Return how many characters of a prompt its system message takes; 0 where none can tell."""
-    try:
-        alone = tokenizer.render(system)
-    except PromptError:  # a template that wants a question
-        return 0
-    return len(alone) if whole.startswith(alone) else 0
-
-
-def boundaries_of(tokenizer: Tokenizer, ask: Ask) -> list[tuple[int, str]]:
-    """Return boundaries in tokens; one that falls inside a token is left out."""
-    whole, found = tokenizer.encode(ask.text), {}
-    for position, kind in ask.boundaries:
-        head = tokenizer.encode(ask.text[:position])
-        if head and head == whole[: len(head)]:
-            found[len(head)] = kind
-    return list(found.items())
+    ask = Chat(runner.tokenizer).ask([*system, {"role": "user", "content": text}], **switches)
+    return runner.prompt(ask.tokens, boundaries=ask.boundaries)
 
 
 def start(runner: Runner, prompt: Prompt, *, sampling: Sampling, max_tokens: int) -> Running:

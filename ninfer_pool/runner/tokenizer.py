@@ -47,6 +47,11 @@ class Tokenizer:
         return cls(inner, chat_template=ChatTemplate.load(folder))
 
     @property
+    def inner(self) -> tokenizers.Tokenizer:
+        """The tokenizer that this one wraps; leave it unchanged."""
+        return self._inner
+
+    @property
     def vocab_size(self) -> int:
         """Tokens in the vocabulary, the special ones included."""
         return int(self._inner.get_vocab_size())

@@ -8,11 +8,12 @@ from typing import Final, Literal
 from ninfer_pool.errors import TraceError
 from ninfer_pool.sim.convert.chat import convert_chat
 from ninfer_pool.sim.convert.mooncake import convert_mooncake
+from ninfer_pool.sim.convert.server_log import convert_server_log
 from ninfer_pool.sim.convert.sessions import convert_sessions
 from ninfer_pool.sim.trace import Trace, check_trace
 
-Source = Literal["mooncake", "kv-cache-tester", "openai-jsonl"]
-SOURCES: Final[tuple[Source, ...]] = ("mooncake", "kv-cache-tester", "openai-jsonl")
+Source = Literal["mooncake", "kv-cache-tester", "openai-jsonl", "server-log"]
+SOURCES: Final[tuple[Source, ...]] = ("mooncake", "kv-cache-tester", "openai-jsonl", "server-log")
 
 
 def convert(source: Source, path: Path | str, *, tokenizer: Path | None = None) -> Trace:
@@ -32,6 +33,8 @@ def convert(source: Source, path: Path | str, *, tokenizer: Path | None = None) 
         trace = convert_sessions(path)
     elif source == "openai-jsonl":
         trace = convert_chat(path, tokenizer=tokenizer)
+    elif source == "server-log":
+        trace = convert_server_log(path)
     else:
         raise TraceError(f"source {source}: unknown; must be one of {', '.join(SOURCES)}")
     check_trace(trace)

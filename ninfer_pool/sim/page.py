@@ -42,13 +42,19 @@ def page(
 ) -> str:
     """The whole page; `draw` gives the SVG of one sweep of one trace's runs."""
     sections = "\n".join(_section(runs, sizes=sizes, draw=draw) for runs in groups)
-    names = escape(", ".join(dict.fromkeys(runs[0]["trace"] for runs in groups)))
+    names = ", ".join(dict.fromkeys(runs[0]["trace"] for runs in groups))
+    heading = "Prompt tokens reused"
+    return document(sections, heading=heading, title=f"{heading}: {names}")
+
+
+def document(body: str, *, heading: str, title: str) -> str:
+    """A whole page around `body`, which is HTML; drawings in it come from `inline`."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>Prompt tokens reused: {names}</title>\n<style>{_colours()}{STYLE}</style>\n"
-        f"</head>\n<body>\n<h1>Prompt tokens reused</h1>\n{sections}\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>{_colours()}{STYLE}</style>\n"
+        f"</head>\n<body>\n<h1>{escape(heading)}</h1>\n{body}\n</body>\n</html>\n"
     )
 
 

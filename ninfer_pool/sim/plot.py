@@ -81,7 +81,7 @@ def plot(groups: Sequence[Sequence[Run]], *, suffix: str, sizes: Sizes) -> bytes
 
         return page(groups, sizes=sizes, draw=panel_svg).encode()
     with mpl.rc_context(STYLE):
-        return _bytes(_figure(groups), suffix.removeprefix("."))
+        return file_bytes(_figure(groups), suffix.removeprefix("."))
 
 
 def panel_svg(runs: Sequence[Run], field: str) -> str:
@@ -90,7 +90,7 @@ def panel_svg(runs: Sequence[Run], field: str) -> str:
     with mpl.rc_context({**STYLE, "svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 10}):
         figure = Figure(figsize=PAGE_PANEL_INCHES)
         _panel(figure, runs, field, inches=PAGE_PANEL_INCHES)
-        return _bytes(figure, "svg").decode()
+        return file_bytes(figure, "svg").decode()
 
 
 def lines(runs: Sequence[Run], field: str) -> list[Line]:
@@ -124,7 +124,8 @@ def spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> 
     return placed
 
 
-def _bytes(figure: Figure, kind: str) -> bytes:
+def file_bytes(figure: Figure, kind: str) -> bytes:
+    """A figure as a file of kind `svg` or `png`, the same bytes each time."""
     buffer = io.BytesIO()
     FigureCanvasAgg(figure)
     metadata = NO_METADATA if kind == "svg" else {"Software": None}

@@ -236,19 +236,63 @@ def test_a_superseded_tail_is_told_and_then_its_end() -> None:
     shop.serve([*range(8), 5, 6, 7])
     assert ("superseded", old) in [(e.kind, e.key) for e in shop.pool.events()]
     shop.serve(range(60, 90))
-    assert ("evicted", old) in [(e.kind, e.key) for e in shop.pool.events()]
+    assert ("evicted", old, -1) in [(e.kind, e.key, e.entry) for e in shop.pool.events()]
 
 
 def test_the_event_log_is_bounded_in_events_and_in_positions() -> None:
     journal = Journal(8)
     for number in range(20):
-        journal.add("stored", str(number), range(3), freed=0)
+        journal.add("stored", str(number), range(3), entry=number, freed=0)
     assert [event.number for event in journal.since(0)] == list(range(12, 20))
-    journal.add("stored", "long", range(60), freed=0)
+    journal.add("stored", "long", range(60), entry=1, freed=0)
     assert [event.key for event in journal.since(0)] == ["19", "long"]
-    journal.add("stored", "longer", range(999), freed=0)
+    journal.add("stored", "longer", range(999), entry=1, freed=0)
     assert [(e.number, e.positions[-1]) for e in journal.since(0)] == [(21, 998)]
+    assert not list(journal.since(22))
+    assert [e.number for e in journal.since(-1)] == [21]
     assert not Journal(0)
+
+
+def test_an_entry_keeps_its_number_in_the_events_however_it_grows() -> None:
+    shop = driver(max_entries=2)
+    shop.serve(range(9), boundaries=[(9, "turn")], answer=[1, 2])
+    shop.serve([*range(9), 1, 2, 3])
+    shop.serve(range(50, 60))
+    events = shop.pool.events()
+    first, other = events[0].entry, events[-1].entry
+    assert first != other
+    assert len({event.key for event in events if event.entry == first}) > 1
+    shop.serve(range(70, 80))
+    assert [e.entry for e in shop.pool.events() if e.kind == "evicted"] == [first]
+    shop.serve(range(9))
+    newest = [event.entry for event in shop.pool.events() if event.kind == "stored"][-1]
+    assert newest not in (first, other), "a number is never used again"
+
+
+def test_what_expires_or_is_quarantined_is_told() -> None:
+    clock = [0.0]
+    shop = driver(clock=lambda: clock[0])
+    shop.serve(range(9), boundaries=[(4, "system"), (9, "turn")], answer=[1, 2])
+    shop.serve(range(50, 60), ttl_seconds=1)
+    first, other = (event.entry for event in shop.pool.events())
+    begun(shop, [*range(9), 8]).quarantine()
+    begun(shop, [*range(9), 1, 2, 8]).quarantine()
+    clock[0] = 2.0
+    shop.serve(range(70, 80), retain=False)
+    told = [(event.kind, event.entry, event.positions) for event in shop.pool.events()[2:]]
+    assert told[:2] == [("truncated", first, (4, 11)), ("truncated", first, (4,))]
+    assert told[2:] == [("evicted", other, ())]
+
+
+def test_what_no_entry_ends_at_is_quarantined_without_a_word() -> None:
+    shop = driver()
+    for last in (5, 6, 7):
+        shop.serve([*range(4), last], boundaries=[(4, "system")])
+    assert shop.pool.evict(shop.pool.entries()[0].key)
+    told = len(shop.pool.events())
+    begun(shop, [*range(4), 9]).quarantine()
+    assert shop.depth([*range(4), 9]) == 0
+    assert len(shop.pool.events()) == told
 
 
 def test_pages_are_taken_counted_and_given_back() -> None:

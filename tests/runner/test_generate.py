@@ -155,41 +155,34 @@ def test_a_character_of_several_tokens_comes_whole(
 
 def ask_of(*words: str) -> tuple[str, dict[str, str]]:
     """A chat's text, and what lies before each boundary by kind."""
-    args = cli._parse(["generate", *words])
-    tokenizer = Tokenizer.load(TINY)
-    assert tokenizer is not None
-    ask = command.chat(tokenizer, " ".join(args.prompt), args)
-    tokens = tokenizer.encode(ask.text)
-    found = command.boundaries_of(tokenizer, ask)
-    heads = {kind: tokenizer.decode(tokens[:at], skip_special=False) for at, kind in found}
-    return ask.text, heads
+    args = cli._parse(["generate", *words, *SMALL])
+    runner = command.load(args)
+    prompt = command.chat(runner, " ".join(args.prompt), args)
+
+    def text_of(tokens: Any) -> str:
+        return runner.tokenizer.decode(map(int, tokens), skip_special=False)
+
+    heads = {kind: text_of(prompt.tokens[:at]) for at, kind in prompt.boundaries}
+    return text_of(prompt.tokens), heads
 
 
-def test_boundaries_end_the_system_message_the_turn_and_the_prologue() -> None:
+def test_boundaries_end_the_system_message_the_question_the_turn_and_the_prologue() -> None:
     text, heads = ask_of("Well?", "--system", "Be brief.")
     assert heads["system"] == "<|im_start|>system\nBe brief.<|im_end|>\n"
-    assert heads["turn"].endswith("Well?<|im_end|>\n<|im_start|>assistant\n")
+    assert heads["history"] == heads["system"] + "<|im_start|>user\nWell?<|im_end|>\n"
+    assert heads["turn"] == heads["history"] + "<|im_start|>assistant\n"
     assert heads["response"] == text == heads["turn"] + "<think>\n"
 
 
 def test_without_thinking_the_prologue_closes_it() -> None:
     text, heads = ask_of("Well?", "--no-thinking")
-    assert set(heads) == {"turn", "response"}
+    assert set(heads) == {"history", "turn", "response"}
     assert heads["response"] == text == heads["turn"] + "<think>\n\n</think>\n\n"
 
 
 def test_a_question_about_thinking_moves_no_boundary() -> None:
     text, heads = ask_of("What is <think> for?")
     assert heads["turn"] + "<think>\n" == text
-
-
-def test_a_boundary_inside_a_token_is_left_out() -> None:
-    tokenizer = Tokenizer.load(TINY)
-    assert tokenizer is not None
-    whole = tokenizer.encode(" morning")
-    assert len(whole) == 1
-    ask = command.Ask(text=" morning", boundaries=((3, "system"), (8, "turn")))
-    assert command.boundaries_of(tokenizer, ask) == [(1, "turn")]
 
 
 # -- Ctrl-C -----------------------------------------------------------------------------------

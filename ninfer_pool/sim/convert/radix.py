@@ -24,11 +24,15 @@ class RadixTree:
     >>> tree.add(b"system two", 1)
     >>> tree.match(b"system three"), tree.match(b"other")
     ((8, 1), (0, None))
+    >>> tree.units
+    13
     """
 
     def __init__(self, *, unit: int) -> None:
         self._unit = unit
         self._root = _Node()
+        self.units = 0
+        """Units held: what sequences share counts once."""
 
     def match(self, data: bytes) -> tuple[int, int | None]:
         """Longest common prefix of `data`, in units, and the latest sequence that has it."""
@@ -45,19 +49,24 @@ class RadixTree:
             break
         return at // self._unit, node.newest if at else None
 
-    def add(self, data: bytes, sequence: int) -> None:
-        """Remember `data` as `sequence`, now the latest one on its path."""
+    def add(self, data: bytes, sequence: int, *, keep: int = 0) -> None:
+        """Remember `data` as `sequence`, now the latest one on its path.
+
+        The first `keep` units of it stay with whom they are with.
+        """
         node, at = self._root, 0
         while at < len(data):
             first = data[at : at + self._unit]
             child = node.children.get(first)
             if child is None:
                 node.children[first] = _Node(edge=data[at:], newest=sequence)
+                self.units += (len(data) - at) // self._unit
                 return
             if not data.startswith(child.edge, at):
                 child = self._split(node, first, self._common(child.edge, data, at))
             node, at = child, at + len(child.edge)
-            node.newest = sequence
+            if at > keep * self._unit:
+                node.newest = sequence
 
     def _split(self, parent: _Node, first: bytes, at: int) -> _Node:
         lower = parent.children[first]

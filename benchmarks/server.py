@@ -1,0 +1,205 @@
+"""Measure what pool and server add to the runner's own time; write server.json and server.md.
+
+python benchmarks/server.py [--repeats N] [--out FOLDER]
+
+Times to first token are a client's, over HTTP, of chat prompts of about 2,000 tokens. The floor of
+a row is the runner's own time for the same request: all but what it does on the pool's behalf.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import platform
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+
+from ninfer_pool.bench.ratios import Ratio, RatioReport, ratio
+from ninfer_pool.bench.report import write_whole
+from ninfer_pool.lease import Lease
+from ninfer_pool.runner import TINY, Runner
+from ninfer_pool.server.app import create_app
+from ninfer_pool.server.command import SWITCH_SECONDS, listen
+from ninfer_pool.server.service import Service
+from ninfer_pool.server.settings import Settings
+
+MODEL = "ninfer-tiny"
+TOKENS = 2000
+RESUMED = 0.1
+"""Figure: a resumed turn's time to first token beside a cold one's."""
+OVERHEAD_MS = 3.0
+"""Figure: what pool and server add to the runner's own time, in the middle."""
+SHAPES = (
+    "one message, cold",
+    "one message, again",
+    "12 turns, cold",
+    "12 turns, again",
+    "13th turn",
+)
+
+
+class Clock:
+    """Adds up the runner's own time: in its steps, less what these spend on the pool's behalf."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.nanoseconds = 0
+        self._watch(runner, "prefill", sign=1)
+        self._watch(runner, "decode", sign=1)
+        for name in ("advance", "checkpoint"):
+            self._watch(Lease, name, sign=-1)
+        self._watch(runner.store, "execute", sign=-1)
+
+    def _watch(self, owner: Any, name: str, *, sign: int) -> None:
+        inner = getattr(owner, name)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            begun = time.perf_counter_ns()
+            try:
+                return inner(*args, **options)
+            finally:
+                self.nanoseconds += sign * (time.perf_counter_ns() - begun)
+
+        setattr(owner, name, timed)
+
+
+@contextmanager
+def serving() -> Iterator[tuple[Service, int]]:
+    """A server in this process, on a port of its own."""
+    runner = Runner.from_pretrained(TINY, dtype="fp32", kv_dtype="bf16", kv_budget="256MiB")
+    service = Service(runner, settings=Settings(model_ids=(MODEL,)), tell=lambda _: None)
+    listener = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(service), log_level="error"))
+    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield service, listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def first_token(connection: http.client.HTTPConnection, messages: list[dict[str, str]]) -> int:
+    """Nanoseconds from sending a request to the first token of its stream."""
+    body = json.dumps(
+        {"model": MODEL, "messages": messages, "max_tokens": 1, "temperature": 0, "stream": True,
+         "enable_thinking": False}
+    )  # fmt: skip
+    begun = time.perf_counter_ns()
+    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+    answer = connection.getresponse()
+    taken = 0
+    while line := answer.readline():
+        if not taken and b'"content":"' in line and b'"content":""' not in line:
+            taken = time.perf_counter_ns() - begun
+    assert taken, "no token came"
+    return taken
+
+
+def one_question(number: int) -> list[dict[str, str]]:
+    """About `TOKENS` tokens in one message, another one for each number."""
+    text = "She walked to the window and saw that the garden was as it had been in the spring. "
+    return [{"role": "user", "content": f"Question {number}. " + text * (TOKENS // 21)}]
+
+
+def conversation(service: Service, number: int) -> list[dict[str, str]]:
+    """About `TOKENS` tokens of chat, another one for each number."""
+    text = "She walked to the window and saw that the garden was as it had been in the spring. "
+    messages = [{"role": "system", "content": f"Conversation {number}. " + text * 4}]
+    while True:
+        messages.append({"role": "user", "content": f"Part {len(messages)}. " + text * 3})
+        assert service.chat is not None
+        if len(service.chat.ask(messages, enable_thinking=False).tokens) >= TOKENS:
+            return messages
+        messages.append({"role": "assistant", "content": text * 3})
+
+
+def measure(repeats: int) -> list[Ratio]:
+    """Cold, asked again, and the next turn: each beside the runner's own time."""
+    names = (
+        "one message, cold",
+        "one message, again",
+        "12 turns, cold",
+        "12 turns, again",
+        "13th turn",
+    )
+    taken: dict[str, list[int]] = {name: [] for name in names}
+    own: dict[str, list[int]] = {name: [] for name in taken}
+    with serving() as (service, port):
+        clock = Clock(service.runner)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+        def ask(name: str, messages: list[dict[str, str]]) -> None:
+            clock.nanoseconds = 0
+            taken[name].append(first_token(connection, messages))
+            own[name].append(clock.nanoseconds)
+
+        for number in range(repeats + 1):
+            messages = one_question(number)
+            ask("one message, cold", messages)
+            ask("one message, again", messages)
+            messages = conversation(service, number)
+            ask("12 turns, cold", messages)
+            ask("12 turns, again", messages)
+            reply = {"role": "assistant", "content": "It was a fine morning."}
+            ask("13th turn", [*messages, reply, {"role": "user", "content": "And what then?"}])
+    for times in (*taken.values(), *own.values()):
+        del times[0]  # warming up
+    return _rows(taken, own)
+
+
+def _rows(taken: dict[str, list[int]], own: dict[str, list[int]]) -> list[Ratio]:
+    rows = []
+    for name, times in taken.items():
+        added = statistics.median(a - b for a, b in zip(times, own[name], strict=True)) / 1e6
+        verdict = "" if added <= OVERHEAD_MS else " (missed)"
+        note = f"pool and server add {added:.2f} ms, figure ≤ {OVERHEAD_MS:g}{verdict}"
+        shape = f"{TOKENS:,} tokens, {name}"
+        rows.append(
+            ratio("first token", shape, times, own[name], beside="the runner alone", note=note)
+        )
+    rows.append(
+        ratio(
+            "first token",
+            f"{TOKENS:,} tokens, 13th turn",
+            taken["13th turn"],
+            taken["12 turns, cold"],
+            beside="cold",
+            at_most=RESUMED,
+        )
+    )
+    return rows
+
+
+def main() -> None:
+    """Measure, print the table, write both files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=Path("docs/measurements"), metavar="FOLDER")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    report = RatioReport(
+        device=f"cpu, {platform.machine()}, 1 thread",
+        model="tiny, as shipped, fp32",
+        results=measure(args.repeats),
+    )
+    print(report.text())
+    args.out.mkdir(parents=True, exist_ok=True)
+    report.write_json(args.out / "server.json")
+    write_whole(args.out / "server.md", report.markdown())
+
+
+if __name__ == "__main__":
+    main()

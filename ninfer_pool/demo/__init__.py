@@ -1,0 +1,1 @@
+"""`ninfer-pool demo`: everyday traffic on the shipped model, with one lane and with the pool."""

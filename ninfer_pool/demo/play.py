@@ -1,0 +1,153 @@
+"""Plays a script on an engine and notes what each request reused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from ninfer_pool.demo.scenarios import Request, Scenario, Script
+from ninfer_pool.engine import Engine, Outcome
+from ninfer_pool.runner import TINY, Runner
+from ninfer_pool.runner.chat import Chat
+
+KV_BUDGET = "128MiB"
+"""Room for everything that is ever alive here: K alone decides what stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What serves: the pool with K entries, or (None) one retained lane as engines have today."""
+
+    entries: int | None
+
+    @property
+    def label(self) -> str:
+        """As a table's column names it."""
+        return "today" if self.entries is None else f"K={self.entries}"
+
+
+TODAY = Setting(entries=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One request and what came of it; ``first_token_ms`` counts from when it was submitted."""
+
+    label: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reuse: str
+    reason: str
+    exact: bool
+    first_token_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """A scenario played in one setting, on a pool that was empty before."""
+
+    setting: Setting
+    served: tuple[Served, ...]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all requests."""
+        return sum(each.prompt_tokens for each in self.served)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of all requests."""
+        return sum(each.cached_tokens for each in self.served)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens that needed no prefill."""
+        return self.cached_tokens / self.prompt_tokens
+
+    @property
+    def first_token_ms(self) -> float:
+        """The median over the requests."""
+        return median(each.first_token_ms for each in self.served)
+
+
+class Stage:
+    """The shipped model, loaded once; each play gets an engine with a pool of its own."""
+
+    def __init__(self) -> None:
+        self._loaded = Runner.from_pretrained(TINY, dtype="fp32", kv_budget=KV_BUDGET)
+        self._chat = Chat(self._loaded.tokenizer)
+        warm = self._loaded.prompt(list(range(3, 300)))
+        self._loaded.generate(warm, max_tokens=4)  # what is slow the first time only
+
+    @property
+    def model(self) -> str:
+        """What runs, in a line."""
+        room = str(self._loaded.capacity).partition(":")[0]
+        return f"the shipped model in fp32 on the CPU, one lane, {room}"
+
+    def play(self, script: Script, setting: Setting) -> Play:
+        """Serve a script's requests, one after the other."""
+        engine = self._engine(setting)
+        served: list[Served] = []
+        ask = next(script)
+        while True:
+            outcome = self._serve(engine, ask, setting)
+            served.append(_served(ask, outcome))
+            try:
+                ask = script.send(self._text(engine.runner, outcome))
+            except StopIteration:
+                return Play(setting=setting, served=tuple(served))
+
+    def _engine(self, setting: Setting) -> Engine:
+        today = setting.entries is None
+        runner = Runner(
+            self._loaded.model,
+            num_pages=self._loaded.pool.config.num_pages,
+            tokenizer=self._loaded.tokenizer,
+            lanes=1,
+            max_entries=setting.entries or 1,
+            policy="lru" if today else "default",
+        )
+        return Engine(runner)
+
+    def _serve(self, engine: Engine, ask: Request, setting: Setting) -> Outcome:
+        asked = self._chat.ask(ask.messages, tools=ask.tools, enable_thinking=False)
+        prompt = engine.runner.prompt(asked.tokens, boundaries=asked.boundaries)
+        retain = ask.retain or setting.entries is None  # a lane is overwritten, whoever asks
+        return engine.generate(prompt, max_tokens=ask.max_tokens, retain=retain)
+
+    def _text(self, runner: Runner, outcome: Outcome) -> str:
+        return runner.tokenizer.decode(outcome.generation.tokens).strip()
+
+
+def _served(ask: Request, outcome: Outcome) -> Served:
+    made = outcome.generation
+    return Served(
+        label=ask.label,
+        prompt_tokens=made.prompt_tokens,
+        cached_tokens=made.reused,
+        output_tokens=len(made.tokens),
+        reuse=made.reuse,
+        reason=made.reason,
+        exact=made.exact,
+        first_token_ms=1000 * (outcome.queued_seconds + made.first_token_seconds),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A scenario played in every setting: ``plays`` begin with today's and rise with K."""
+
+    scenario: Scenario
+    plays: tuple[Play, ...]
+
+    @property
+    def today(self) -> Play:
+        """One retained lane."""
+        return self.plays[0]
+
+    @property
+    def pool(self) -> Play:
+        """The pool with the largest K."""
+        return self.plays[-1]

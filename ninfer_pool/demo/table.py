@@ -1,0 +1,174 @@
+"""What a person reads: a table for each scenario, one line above it and one below, then the rates.
+
+Everything here only selects and formats what was played. A `Table` prints as text and is drawn by
+the HTML page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ninfer_pool.demo.play import Play, Result, Served
+from ninfer_pool.demo.scenarios import SCENARIOS
+from ninfer_pool.sim.report import Table, percent
+
+HEADLINE = "Everyday requests with one retained lane, as engines have it today, and with the pool"
+LEGEND = (
+    "today: one retained lane, which can resume only what ran last; K=n: the pool with n",
+    "conversations retained. Each table starts with nothing retained. In it, below today and below",
+    "K=n: prompt tokens cached; where they were resumed (none: full_reset; frontier:",
+    "append_frontier; turn, response, system: restore_turn_checkpoint and so on); milliseconds to",
+    "the first token; the reason, hit or why not more was cached.",
+)
+_SHORT = {"full_reset": "none", "append_frontier": "frontier"}
+
+Results = Mapping[str, Result]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A table, whose title says what happens, and a line that says what it shows."""
+
+    table: Table
+    shows: str
+
+
+def request_table(result: Result, *, number: int) -> Table:
+    """Every request of a scenario: today's lane beside the pool with the largest K."""
+    today, pool = result.today, result.pool
+    side = ("resumed at", "ms", "reason")
+    columns = ("request", "prompt", today.setting.label, *side, pool.setting.label, *side)
+    rows = []
+    for left, right in zip(today.served, pool.served, strict=True):
+        rows.append((left.label, f"{right.prompt_tokens:,}", *_cells(left), *_cells(right)))
+    title = f"{number}. {result.scenario.title}: {result.scenario.happens}"
+    return Table(title=title, columns=columns, rows=tuple(rows))
+
+
+def _cells(served: Served) -> tuple[str, ...]:
+    place = _SHORT.get(served.reuse, served.reuse)
+    place = place.removeprefix("restore_").removesuffix("_checkpoint")
+    cached, spent = f"{served.cached_tokens:,}", f"{served.first_token_ms:.1f}"
+    return (cached, place, spent, served.reason)
+
+
+def rate_table(results: Results) -> Table:
+    """Share of prompt tokens reused: a row a scenario, a column a setting."""
+    title = "Hit rate against K: share of prompt tokens cached; last row: 1 to 5 side by side."
+    return _sweep(results, title, lambda play: percent(play.hit_rate))
+
+
+def time_table(results: Results) -> Table:
+    """Median time to first token: a row a scenario, a column a setting."""
+    title = "Time to first token against K: the median over the requests, in milliseconds."
+    return _sweep(results, title, lambda play: f"{play.first_token_ms:.1f}")
+
+
+def _sweep(results: Results, title: str, cell: Callable[[Play], str]) -> Table:
+    first = next(iter(results.values()))
+    columns = ("scenario", *(play.setting.label for play in first.plays))
+    rows = [(result.scenario.title, *map(cell, result.plays)) for result in results.values()]
+    return Table(title=title, columns=columns, rows=tuple(rows))
+
+
+def shows(name: str, results: Results) -> str:
+    """What the table of a scenario shows, with its numbers.
+
+    ``titles`` is compared with ``turns``, the same conversation alone.
+    """
+    today, pool = results[name].today, results[name].pool
+    if name == "titles":
+        return _titles(today, pool, alone=turn_tokens(results["turns"].pool))
+    said = {"repeat": _repeat, "alternate": _alternate, "compaction": _compaction}
+    return said.get(name, _compared)(today, pool)
+
+
+def _repeat(today: Play, pool: Play) -> str:
+    return (
+        f"The second time {_of(today.served[1])} prompt tokens are cached today, "
+        f"{_of(pool.served[1])} at {pool.setting.label}."
+    )
+
+
+def _alternate(today: Play, pool: Play) -> str:
+    cached = [", ".join(str(each.cached_tokens) for each in play.served) for play in (today, pool)]
+    return f"Cached today: {cached[0]}, as B overwrites A; at {pool.setting.label}: {cached[1]}."
+
+
+def _titles(today: Play, pool: Play, *, alone: int) -> str:
+    found = turn_tokens(pool)
+    return (
+        f"The turns find {turn_tokens(today):,} tokens cached today and {found:,} at "
+        f"{pool.setting.label}: {percent(found / alone)} of the {alone:,} without titles."
+    )
+
+
+def _compaction(today: Play, pool: Play) -> str:
+    (sums, after), then = _compacted(today), _compacted(pool)
+    if (sums, after) == then:
+        return f"Alone it needs no pool: {sums} cached when it is summed up, {after} right after."
+    return (
+        f"Cached when it is summed up and right after: {sums} and {after} today, "
+        f"{then[0]} and {then[1]} at {pool.setting.label}."
+    )
+
+
+def _compared(today: Play, pool: Play) -> str:
+    return (
+        f"{percent(today.hit_rate)} of {pool.prompt_tokens:,} prompt tokens are cached today, "
+        f"{percent(pool.hit_rate)} at {pool.setting.label}; first token after "
+        f"{today.first_token_ms:.0f} and {pool.first_token_ms:.0f} ms."
+    )
+
+
+def rates_show(results: Results) -> str:
+    """What the table of rates shows, with its numbers."""
+    today, pool = results["together"].today, results["together"].pool
+    lane, one = results["titles_unretained"].plays[:2]
+    return (
+        f"All at once: {percent(today.hit_rate)} today, {percent(pool.hit_rate)} at "
+        f"{pool.setting.label}. Titles with retain_prefix: false: {percent(lane.hit_rate)} today, "
+        f"{percent(one.hit_rate)} at {one.setting.label}."
+    )
+
+
+def times_show(results: Results) -> str:
+    """What the table of times shows, with its numbers."""
+    today, pool = results["together"].today, results["together"].pool
+    return (
+        f"All at once: {today.first_token_ms:.0f} ms today, {pool.first_token_ms:.0f} ms at "
+        f"{pool.setting.label}."
+    )
+
+
+def turn_tokens(play: Play) -> int:
+    """Tokens that the turns of a conversation found cached, whatever ran beside them."""
+    return sum(each.cached_tokens for each in play.served if each.label.startswith("turn"))
+
+
+def _of(served: Served) -> str:
+    return f"{served.cached_tokens} of {served.prompt_tokens}"
+
+
+def _compacted(play: Play) -> tuple[str, str]:
+    at = [each.label for each in play.served].index("compaction")
+    return _of(play.served[at]), _of(play.served[at + 1])
+
+
+def sections(results: Sequence[Result]) -> list[Section]:
+    """All that can be told of these results, in the order of `SCENARIOS`; the sweeps when all are.
+
+    A scenario without ``happens`` is only compared with others.
+    """
+    named = {result.scenario.name: result for result in results}
+    told = [result for result in results if result.scenario.happens]
+    found = []
+    for number, result in enumerate(told, 1):
+        table, shown = request_table(result, number=number), shows(result.scenario.name, named)
+        found.append(Section(table=table, shows=shown))
+    if len(results) == len(SCENARIOS):
+        rates, times = rate_table(named), time_table(named)
+        found.append(Section(table=rates, shows=rates_show(named)))
+        found.append(Section(table=times, shows=times_show(named)))
+    return found

@@ -1,0 +1,149 @@
+"""Text of a request stays text: what of a rendered prompt its author wrote, not the template.
+
+A *mark* is a character that the request does not hold. It goes before a character of the request
+that could be part of a control token, says that the character next to it is the request's own,
+and is taken out again after rendering. A control token's string that holds a marked character is
+text, whether the request wrote all of it or the template completed it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ninfer_pool.errors import PromptError
+
+NONCHARACTERS = tuple(map(chr, itertools.chain(range(0xFDD0, 0xFDF0), (0xFFFE, 0xFFFF))))
+"""Characters that no text should hold, so that most requests leave the first of them free."""
+FIXED = ("role", "type")
+"""Keys whose values a template compares with its own words, or builds control tokens from."""
+NOTHING = re.compile(r"(?!)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """A rendered prompt without marks, and the positions of characters that had one."""
+
+    text: str
+    own: tuple[int, ...] = ()
+
+    def is_own(self, begin: int, end: int) -> bool:
+        """Say whether the request wrote any character that is known to be its own in there."""
+        at = bisect_left(self.own, begin)
+        return at < len(self.own) and self.own[at] < end
+
+
+class Guard:
+    """Marks the strings of a request.
+
+    ``controls`` are the strings of control tokens, ``headers`` further ones that only a template
+    may write, where they are whole.
+    """
+
+    def __init__(self, controls: Iterable[str], *, headers: Iterable[str] = ()) -> None:
+        self._controls = [token for token in controls if token.strip()]
+        whole = sorted({*self._controls, *headers}, key=len, reverse=True)
+        self._whole = any_of(whole)
+        self._heads = {token[:n] for token in self._controls for n in range(1, len(token))}
+        self._tails = {token[n:] for token in self._controls for n in range(1, len(token))}
+        self._first = _one_of({token[0] for token in self._controls})
+        self._last = _one_of({token[-1] for token in self._controls})
+        self._longest = max(map(len, self._controls), default=0)
+        self._joined = "\0".join(self._controls)
+
+    def free_mark(self, *values: Any) -> str:
+        """Return a character that plain JSON does not hold.
+
+        Raises:
+            PromptError: it holds every noncharacter of the basic plane.
+        """
+        joined = "".join(itertools.chain.from_iterable(map(_strings, values)))
+        for mark in NONCHARACTERS:
+            if mark not in joined:
+                return mark
+        raise PromptError("messages: every noncharacter from U+FDD0 on; needs text without them")
+
+    def marked(self, value: Any, mark: str, *, key: str = "") -> Any:
+        """Return a copy of plain JSON, its strings and keys marked; all else as it is."""
+        if isinstance(value, str):
+            return self._mark(value, mark, free=key not in FIXED)
+        if isinstance(value, Mapping):
+            return {
+                self._mark(str(name), mark, free=False): self.marked(item, mark, key=str(name))
+                for name, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.marked(item, mark, key=key) for item in value]
+        return value
+
+    def _mark(self, text: str, mark: str, *, free: bool) -> str:
+        if not text:
+            return text
+        own = set(self._wholes(text)) | set(self._edges(text, free=free))
+        for position in sorted(own, reverse=True):
+            text = text[:position] + mark + text[position:]
+        return text
+
+    def _wholes(self, text: str) -> Iterator[int]:
+        """Where control tokens' strings begin, overlapping ones too."""
+        found = self._whole.search(text)
+        while found is not None:
+            yield found.start() + _spaces(found[0])
+            found = self._whole.search(text, found.start() + 1)
+
+    def _edges(self, text: str, *, free: bool) -> Iterator[int]:
+        """Parts of control tokens at either end, where other text may complete them.
+
+        The ends are those that are left when a template strips white space.
+        """
+        size = self._longest
+        if self._first.search(text if text[-1].isspace() else text[-size:]):
+            stripped = text.rstrip()
+            for n in range(1, min(len(stripped), size) + 1):
+                if stripped[-n:] in self._heads:
+                    yield len(stripped) - n + _spaces(stripped[-n:])
+        if self._last.search(text if text[0].isspace() else text[:size]):
+            begin = _spaces(text)
+            for n in range(1, size):
+                if text[begin : begin + n] in self._tails:
+                    yield begin + _spaces(text[begin : begin + n])
+        if free and len(text) < size and text.strip() and text.strip() in self._joined:
+            yield _spaces(text)
+
+
+def unmarked(text: str, mark: str) -> Rendered:
+    """Take the marks out of a rendered prompt."""
+    parts = text.split(mark)
+    ends = itertools.accumulate(map(len, parts[:-1]))
+    return Rendered(text="".join(parts), own=tuple(ends))
+
+
+def any_of(strings: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of any of the strings, the longest where several begin at one place."""
+    ordered = sorted(set(strings), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else NOTHING
+
+
+def _one_of(characters: set[str]) -> re.Pattern[str]:
+    return re.compile("[" + "".join(map(re.escape, characters)) + "]") if characters else NOTHING
+
+
+def _spaces(text: str) -> int:
+    """How much white space a text begins with; 0 where it is nothing else."""
+    return len(text) - len(text.lstrip()) if text.strip() else 0
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield str(name)
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)

@@ -1,0 +1,46 @@
+"""Loading a model for a command line: what a person gets wrong is said in one line."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from ninfer_pool.errors import UsageError
+from ninfer_pool.runner import TINY, Runner
+
+
+def load_runner(model: str | None, *, kv_budget: str | None, device: str, **options: Any) -> Runner:
+    """Load a model with room for its KV; ``options`` as `Runner.from_pretrained` takes them.
+
+    Raises:
+        PoolError: a device, folder or size that cannot be used.
+    """
+    check_device(device)
+    try:
+        return Runner.from_pretrained(model or TINY, device=device, kv_budget=kv_budget, **options)
+    except (MemoryError, RuntimeError) as error:
+        if "memory" not in str(error):  # what cannot be allocated; all else is our own bug
+            raise
+        budget = kv_budget or "what is free"
+        raise UsageError(f"--kv-budget: no memory for the model and {budget}; give less") from None
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that is not here.
+
+    Raises:
+        UsageError: neither the CPU nor a CUDA device of this machine.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device: {name!r}; needs cpu, cuda or cuda:N")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a driver that is too old warns and is then not there
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise UsageError(f"--device: {name!r}; this machine has {count} CUDA devices for torch")

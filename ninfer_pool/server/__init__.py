@@ -1,0 +1,1 @@
+"""An HTTP server in OpenAI's and Anthropic's shapes over one engine, with the pool in view."""

@@ -1,0 +1,323 @@
+"""Anthropic's dialect: what its clients ask, and (`anthropic_replies`) what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag
+
+from ninfer_pool.server.anthropic_replies import MessagesWriter
+from ninfer_pool.server.calls import Call
+from ninfer_pool.server.checks import ANTHROPIC, Fields, check, one_of, only, text_or_list
+from ninfer_pool.server.fields import Body, Fraction, Name, Stop, Whole, sampling, wishes
+from ninfer_pool.server.parts import CacheControl, Conversation, Part
+from ninfer_pool.server.strict_json import read_object
+
+__all__ = ["COUNT", "MESSAGES", "MessagesWriter", "count_call", "messages_call"]
+
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+MAX_STOPS = 64
+
+# -- parts of messages ----------------------------------------------------------------------
+
+
+class _Text(Fields):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Any = None
+
+    def part(self) -> Part:
+        return Part(self.text, marked=self.cache_control is not None)
+
+
+_Texts = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[_Text], Tag("<list>")],
+    text_or_list(why="text or a list of text parts: this model reads text alone"),
+]
+
+
+class _ToolResult(Fields):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: _Texts | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+    toolset_name: str | None = None
+
+    def parts(self) -> list[Part]:
+        parts = _parts(self.content)
+        if self.cache_control is None:
+            return parts
+        last = parts[-1].text if parts else ""
+        return [*parts[:-1], Part(last, marked=True)]
+
+
+class _Thinking(Fields):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class _RedactedThinking(Fields):
+    """Nobody here can read it."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class _ToolUse(Fields):
+    type: Literal["tool_use"]
+    id: str
+    name: Name
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: Any = None
+    toolset_name: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.input}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+_Asked = Annotated[
+    Annotated[_Text, Tag("<text>")] | Annotated[_ToolResult, Tag("<tool_result>")],
+    one_of(
+        *("text", "tool_result"),
+        by="type",
+        why="a part of type 'text' or 'tool_result': this model reads text alone",
+    ),
+]
+_Answered = Annotated[
+    Annotated[_Text, Tag("<text>")]
+    | Annotated[_Thinking, Tag("<thinking>")]
+    | Annotated[_RedactedThinking, Tag("<redacted_thinking>")]
+    | Annotated[_ToolUse, Tag("<tool_use>")],
+    one_of(
+        *("text", "thinking", "redacted_thinking", "tool_use"),
+        by="type",
+        why="a part of type 'text', 'thinking', 'redacted_thinking' or 'tool_use'",
+    ),
+]
+_TEXT_OR_PARTS = text_or_list(why="text or a list of parts")
+
+# -- messages and tools ---------------------------------------------------------------------
+
+
+class _User(Fields):
+    role: Literal["user"]
+    content: Annotated[
+        Annotated[str, Tag("<text>")] | Annotated[list[_Asked], Tag("<list>")], _TEXT_OR_PARTS
+    ]
+
+
+class _Assistant(Fields):
+    role: Literal["assistant"]
+    content: Annotated[
+        Annotated[str, Tag("<text>")] | Annotated[list[_Answered], Tag("<list>")], _TEXT_OR_PARTS
+    ]
+
+
+class _System(Fields):
+    role: Literal["system"]
+    content: _Texts
+
+
+_Message = Annotated[
+    Annotated[_User, Tag("<user>")]
+    | Annotated[_Assistant, Tag("<assistant>")]
+    | Annotated[_System, Tag("<system>")],
+    one_of(
+        *("user", "assistant", "system"),
+        by="role",
+        why="a role that is 'user', 'assistant' or 'system'",
+    ),
+]
+
+
+class _Tool(Fields):
+    type: Annotated[Any, only(["custom"], why="'custom': the server has no tools of its own")] = (
+        None
+    )
+    name: Name
+    description: str | None = None
+    input_schema: dict[str, Any]
+    cache_control: CacheControl | None = None
+    # Known, and without effect.
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+    eager_input_streaming: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
+    strict: bool | None = None
+
+    def plain(self) -> dict[str, Any]:
+        told = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **told, "parameters": self.input_schema}
+        return {"type": "function", "function": function}
+
+
+class _ToolChoice(Fields):
+    type: Literal["auto", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class _ThinkingSwitch(Fields):
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Whole | None = None
+    display: str | None = None
+
+
+class _OutputConfig(Fields):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: Annotated[Any, only([], why="null: no format can be forced here")] = None
+    task_budget: Any = None
+
+
+# -- bodies ---------------------------------------------------------------------------------
+
+
+class _CountBody(Body):
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    system: _Texts | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: _ToolChoice | None = None
+    thinking: _ThinkingSwitch | None = None
+    output_config: _OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    max_tokens: Whole | None = None
+    temperature: Fraction | None = None
+    stop_sequences: Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    mcp_servers: Annotated[Any, only([[]], why="[]: the server calls no others")] = None
+    container: Annotated[Any, only([], why="null: the server runs no code")] = None
+    compaction: Annotated[Any, only([], why="null: the client compacts")] = None
+    thread: Annotated[Any, only([], why="null: the server keeps no messages")] = None
+    output_format: Annotated[Any, only([], why="null: no format can be forced here")] = None
+    # Known, and without effect.
+    metadata: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
+    betas: list[str] | None = None
+    billing_policy: Any = None
+    diagnostics: Any = None
+    fallbacks: Any = None
+    fallback_credit_token: str | None = None
+    inference_geo: str | None = None
+    service_tier: str | None = None
+    speed: str | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+
+    def implied(self) -> dict[str, Any]:
+        """Return the template's switches that other fields amount to."""
+        kind = self.thinking.type if self.thinking is not None else None
+        # The rest leave it to the model, that is to the server's own default.
+        switch = {"enabled": True, "disabled": False}.get(kind or "")
+        effort = self.output_config.effort if self.output_config is not None else None
+        return {"enable_thinking": switch, "reasoning_effort": effort}
+
+
+class _MessagesBody(_CountBody):
+    max_tokens: Whole
+
+
+# -- calls ----------------------------------------------------------------------------------
+
+
+def messages_call(body: bytes, headers: Mapping[str, str]) -> Call:
+    """Check the body of POST /v1/messages; header names in lower case.
+
+    Raises:
+        ApiError: 400, names the field and what would be right.
+    """
+    checked = check(_MessagesBody, read_object(body), dialect=ANTHROPIC)
+    return _call(checked, headers, endpoint=MESSAGES)
+
+
+def count_call(body: bytes, headers: Mapping[str, str]) -> Call:
+    """Check the body of POST /v1/messages/count_tokens; header names in lower case.
+
+    Raises:
+        ApiError: 400, names the field and what would be right.
+    """
+    checked = check(_CountBody, read_object(body), dialect=ANTHROPIC)
+    return _call(checked, headers, endpoint=COUNT)
+
+
+def _call(body: _CountBody, headers: Mapping[str, str], *, endpoint: str) -> Call:
+    said = wishes(body, headers, dialect=ANTHROPIC, implied=body.implied())
+    conversation = _conversation(body)
+    return Call(
+        endpoint=endpoint,
+        model=body.model,
+        messages=tuple(conversation.messages),
+        tools=tuple(tool.plain() for tool in body.tools or ()),
+        breakpoints=conversation.ordered_breakpoints(),
+        template=said.template,
+        control=said.control,
+        sampling=sampling(body, temperature=body.temperature),
+        max_tokens=body.max_tokens,
+        stop=tuple(body.stop_sequences or ()),
+        stream=bool(body.stream),
+        include_usage=True,
+        parse_tools=body.tool_choice is None or body.tool_choice.type != "none",
+    )
+
+
+def _conversation(body: _CountBody) -> Conversation:
+    conversation = Conversation()
+    for index, tool in enumerate(body.tools or ()):
+        if tool.cache_control is not None:
+            conversation.mark_tool(index)
+    if body.system:
+        conversation.add("system", _parts(body.system))
+    for message in body.messages:
+        if isinstance(message, _User):
+            _add_user(conversation, message.content)
+        elif isinstance(message, _Assistant):
+            _add_assistant(conversation, message.content)
+        else:
+            conversation.add("system", _parts(message.content))
+    if body.cache_control is not None:
+        conversation.mark_end()
+    return conversation
+
+
+def _parts(content: str | Sequence[_Text] | None) -> list[Part]:
+    if isinstance(content, str):
+        return [Part(content)]
+    return [part.part() for part in content or ()]
+
+
+def _add_user(conversation: Conversation, content: str | Sequence[_Text | _ToolResult]) -> None:
+    """Results of tools come first, each a message of its own, then what the user says."""
+    if isinstance(content, str):
+        conversation.add("user", [Part(content)])
+        return
+    results = [part for part in content if isinstance(part, _ToolResult)]
+    for result in results:
+        conversation.add("tool", result.parts(), tool_call_id=result.tool_use_id)
+    texts = [part for part in content if isinstance(part, _Text)]
+    if texts or not results:
+        conversation.add("user", _parts(texts))
+
+
+def _add_assistant(
+    conversation: Conversation,
+    content: str | Sequence[_Text | _Thinking | _RedactedThinking | _ToolUse],
+) -> None:
+    if isinstance(content, str):
+        conversation.add("assistant", [Part(content)])
+        return
+    texts = [part.part() for part in content if isinstance(part, _Text)]
+    thoughts = [part.thinking for part in content if isinstance(part, _Thinking)]
+    calls = [part for part in content if isinstance(part, _ToolUse)]
+    more: dict[str, Any] = {}
+    if thoughts:
+        more["reasoning_content"] = "".join(thoughts)
+    if calls:
+        more["tool_calls"] = [call.plain() for call in calls]
+    conversation.add("assistant", texts, **more)
+    # Calls follow all of the text: a breakpoint after one is at the message's end.
+    for call in calls:
+        if call.cache_control is not None:
+            conversation.mark_end()

@@ -1,0 +1,301 @@
+"""The routes: dialects of chat, the pool's own verbs, metrics, and the page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.status import HTTP_405_METHOD_NOT_ALLOWED
+
+from ninfer_pool.namespace import MAX_SALT
+from ninfer_pool.server import anthropic, openai, status
+from ninfer_pool.server.body import read_body
+from ninfer_pool.server.calls import Call
+from ninfer_pool.server.errors import ApiError
+from ninfer_pool.server.guard import Guard
+from ninfer_pool.server.metrics import wants_prometheus
+from ninfer_pool.server.reply import Reply, Writers
+from ninfer_pool.server.service import MOST_SHOWN, Service
+from ninfer_pool.server.settings import Settings
+
+PAGE = Path(__file__).parent / "page"
+PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+Parse = Callable[[bytes, Any], Call]
+Endpoint = Callable[[HttpRequest], Awaitable[Response]]
+
+
+def create_app(service: Service) -> Starlette:
+    """Return the ASGI application; the engine runs while its lifespan does."""
+    settings = service.settings
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.stop()
+
+    return Starlette(
+        routes=_routes(Routes(service)),
+        lifespan=lifespan,
+        middleware=_middleware(settings),
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _nobody,
+            Exception: _fault,
+        },
+    )
+
+
+def _middleware(settings: Settings) -> list[Middleware]:
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(settings.cors),
+        allow_methods=["*"],
+        allow_headers=["*"],
+    )
+    guard = Middleware(Guard, api_key=settings.api_key, origins=settings.cors)
+    return [cors, guard] if settings.cors else [guard]
+
+
+def _routes(routes: Routes) -> list[BaseRoute]:
+    get, post, delete = ["GET"], ["POST"], ["DELETE"]
+    return [
+        Route("/v1/chat/completions", routes.chat, methods=post),
+        Route("/v1/completions", routes.completions, methods=post),
+        Route("/v1/messages", routes.messages, methods=post),
+        Route("/v1/messages/count_tokens", routes.count_tokens, methods=post),
+        Route("/v1/models", routes.models, methods=get),
+        Route("/v1/models/{name:path}", routes.model, methods=get),
+        Route("/health", routes.health, methods=get),
+        Route("/metrics", routes.metrics, methods=get),
+        Route("/pool", routes.pool, methods=get),
+        Route("/pool/explain", routes.explain, methods=post),
+        Route("/pool/entries", routes.clear, methods=delete),
+        Route("/pool/entries/{key}", routes.entry, methods=get),
+        Route("/pool/entries/{key}", routes.remove, methods=delete),
+        Route("/pool/entries/{key}/pin", routes.pin, methods=post),
+        Route("/pool/entries/{key}/pin", routes.unpin, methods=delete),
+        *_page(),
+    ]
+
+
+def _page() -> list[BaseRoute]:
+    """The page's index at the root, its other files below ``/page``."""
+    files = {f"/page/{path.name}": path for path in PAGE.iterdir() if path.is_file()}
+    files["/"] = files.pop("/page/index.html")
+    return [Route(name, _file(path), methods=["GET"]) for name, path in files.items()]
+
+
+def _file(path: Path) -> Endpoint:
+    async def answer(_: HttpRequest) -> Response:
+        return FileResponse(path, headers=PAGE_HEADERS)
+
+    return answer
+
+
+class Routes:
+    """The endpoints, by name."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    # -- what models are asked -------------------------------------------------------------
+
+    async def chat(self, request: HttpRequest) -> Response:
+        """POST /v1/chat/completions."""
+        return await self._serve(request, openai.chat_call, openai.ChatWriter)
+
+    async def completions(self, request: HttpRequest) -> Response:
+        """POST /v1/completions."""
+        return await self._serve(request, openai.completion_call, openai.CompletionWriter)
+
+    async def messages(self, request: HttpRequest) -> Response:
+        """POST /v1/messages."""
+        return await self._serve(request, anthropic.messages_call, anthropic.MessagesWriter)
+
+    async def _serve(self, request: HttpRequest, parse: Parse, writers: Writers) -> Response:
+        asked = await self._asked(request, parse)
+        return Reply(self._service, asked, writers)
+
+    async def _asked(self, request: HttpRequest, parse: Parse) -> Any:
+        body = await read_body(request, most=self._service.settings.max_request_bytes)
+        headers = {name: _utf8(value) for name, value in request.headers.items()}
+        return await self._service.ask(lambda: parse(body, headers), size=len(body))
+
+    async def count_tokens(self, request: HttpRequest) -> Response:
+        """POST /v1/messages/count_tokens."""
+        asked = await self._asked(request, anthropic.count_call)
+        return JSONResponse({"input_tokens": len(asked.prompt)})
+
+    # -- what there is ---------------------------------------------------------------------
+
+    async def models(self, _: HttpRequest) -> Response:
+        """GET /v1/models."""
+        names = self._service.settings.model_ids
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
+
+    async def model(self, request: HttpRequest) -> Response:
+        """GET /v1/models/{name}."""
+        self._service.check_model(request.path_params["name"])
+        return JSONResponse(self._model(request.path_params["name"]))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(self._service.begun),
+            "owned_by": "ninfer-pool",
+            "max_model_len": self._service.runner.max_context,
+        }
+
+    async def health(self, _: HttpRequest) -> Response:
+        """GET /health: for whoever watches over the process; needs no key."""
+        failure = self._service.engine.failure
+        if failure is not None:
+            return JSONResponse({"status": "failed"}, status_code=503)
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: HttpRequest) -> Response:
+        """GET /metrics: Prometheus text for scrapers, JSON for everyone else."""
+        accept = request.headers.get("accept", "")
+        metrics = self._service.metrics
+        if not wants_prometheus(accept):
+            return JSONResponse(metrics.json(salt=_salt(request)))
+        text, content_type = metrics.prometheus(accept=accept)
+        return Response(text, headers={"content-type": content_type})
+
+    # -- the pool --------------------------------------------------------------------------
+
+    async def pool(self, request: HttpRequest) -> Response:
+        """GET /pool."""
+        return JSONResponse(status.pool(self._service, salt=_salt(request)))
+
+    async def explain(self, request: HttpRequest) -> Response:
+        """POST /pool/explain: a request of any dialect in, why it would hit as it would out."""
+        anthropic_shaped = "anthropic-version" in request.headers
+        asked = await self._asked(
+            request, anthropic.messages_call if anthropic_shaped else openai.explain_call
+        )
+        return JSONResponse(status.explanation(self._service, asked))
+
+    async def clear(self, request: HttpRequest) -> Response:
+        """DELETE /pool/entries: one tenant's, or everybody's where no salt is given."""
+        return JSONResponse({"removed": status.clear(self._service, salt=_salt(request))})
+
+    async def entry(self, request: HttpRequest) -> Response:
+        """GET /pool/entries/{key}."""
+        return JSONResponse(status.entry(self._service, self._key(request), salt=_salt(request)))
+
+    async def remove(self, request: HttpRequest) -> Response:
+        """DELETE /pool/entries/{key}."""
+        key = self._key(request)
+        if not self._service.runner.pool.evict(key):
+            raise _conflict(key, "it is pinned or being resumed from; unpin it or wait")
+        return JSONResponse({"removed": 1})
+
+    async def pin(self, request: HttpRequest) -> Response:
+        """POST /pool/entries/{key}/pin: ``{"pinned": false}`` takes the pin off."""
+        key = self._key(request)
+        body = await read_body(request, most=self._service.settings.max_request_bytes)
+        wanted = openai.pin_wanted(body)
+        pool = self._service.runner.pool
+        if wanted and not pool.pin(key):
+            raise _conflict(key, "it names more than one entry")
+        if not wanted:
+            pool.unpin(key)
+        return JSONResponse({"key": key, "pinned": wanted})
+
+    async def unpin(self, request: HttpRequest) -> Response:
+        """DELETE /pool/entries/{key}/pin."""
+        key = self._key(request)
+        self._service.runner.pool.unpin(key)
+        return JSONResponse({"key": key, "pinned": False})
+
+    def _key(self, request: HttpRequest) -> str:
+        """The key of the path, if the caller's tenant has an entry of that key."""
+        key: str = request.path_params["key"]
+        found = self._service.runner.pool.find(key)
+        if not any(info.namespace.salt == _salt(request) for info in found):
+            raise ApiError(404, f"no entry has the key {key!r}", param="key")
+        return key
+
+
+def _salt(request: HttpRequest) -> str | None:
+    """The tenant on whose behalf the pool is looked at.
+
+    Raises:
+        ApiError: 400; one is named that nobody can have. It must not be taken for none.
+    """
+    salt = request.headers.get("x-cache-salt")
+    salt = request.query_params.get("cache_salt") if salt is None else _utf8(salt)
+    if salt is not None and (not 0 < len(salt) <= MAX_SALT or "\0" in salt):
+        told = f"cache_salt: {salt[:20]!r}; needs 1 to {MAX_SALT} characters, none of them NUL"
+        raise ApiError(400, told, param="cache_salt")
+    return salt
+
+
+def _utf8(value: str) -> str:
+    """A header's text as clients mean it: UTF-8, or where it is none, Latin-1."""
+    try:
+        return value.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return value
+
+
+def _conflict(key: str, why: str) -> ApiError:
+    return ApiError(409, f"entry {key}: {why}", param="key")
+
+
+def _shape(request: HttpRequest, error: ApiError) -> Response:
+    messages = request.url.path.startswith("/v1/messages")
+    content = error.anthropic() if messages else error.openai()
+    return JSONResponse(content, status_code=error.status_of(anthropic=messages))
+
+
+async def _api_error(request: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _shape(request, error)
+
+
+async def _http_error(request: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = f"{request.method} {request.url.path[:MOST_SHOWN]}: {error.detail}"
+    answer = _shape(request, ApiError(error.status_code, told))
+    if error.status_code == HTTP_405_METHOD_NOT_ALLOWED:
+        answer.headers["allow"] = ", ".join(_allowed(request))
+    return answer
+
+
+def _allowed(request: HttpRequest) -> list[str]:
+    """The methods of a path, which several routes may share."""
+    routes = [each for each in request.app.routes if isinstance(each, Route)]
+    fit = [each for each in routes if each.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for each in fit for method in each.methods or ()})
+
+
+async def _nobody(_: HttpRequest, __: Exception) -> Response:
+    """The client left before its request was whole: nobody hears this."""
+    return Response(status_code=400)
+
+
+async def _fault(request: HttpRequest, _: Exception) -> Response:
+    return _shape(request, ApiError(500, "a fault of the server's own"))

@@ -1,0 +1,146 @@
+"""`ninfer-pool serve`: load a model, say what fits, and serve until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from ninfer_pool.errors import UsageError
+from ninfer_pool.runner import TINY, Runner
+from ninfer_pool.runner.loading import load_runner
+from ninfer_pool.server.app import create_app
+from ninfer_pool.server.options import check_options
+from ninfer_pool.server.service import Service
+from ninfer_pool.server.settings import MIB, Settings
+
+SHIPPED_ID = "ninfer-tiny"
+DRAFTS, LANES = 3, 4
+DRAIN_SECONDS = 10
+"""How long requests that run may go on once the server was told to stop."""
+SWITCH_SECONDS = 0.0005
+"""How long the engine's thread may keep the interpreter while the server's waits for it."""
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Carry out one command line; returns when the server was told to stop.
+
+    Raises:
+        PoolError: one line that says what is wrong; nothing was served then.
+    """
+    check_options(args)
+    listener = listen(args.host, args.port)
+    runner = make_runner(args)
+    service = Service(runner, settings=settings_of(args), tell=say)
+    greet(service, listener, args)
+    config = uvicorn.Config(
+        create_app(service),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+    )
+    sys.setswitchinterval(SWITCH_SECONDS)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take the address before the model is loaded, so that a mistake shows at once.
+
+    Raises:
+        UsageError: it cannot be had.
+    """
+    try:
+        listener = socket.create_server((host, port), family=_family(host), backlog=512)
+    except OSError as error:
+        raise UsageError(f"--host, --port: {host}:{port}: {error.strerror or error}") from None
+    # What is accepted inherits it; asyncio sets it only on sockets that name TCP, which this
+    # does not, and a stream's first token would wait 40 ms for the client's acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def make_runner(args: argparse.Namespace) -> Runner:
+    """Load the model with the pool that the options ask for.
+
+    Raises:
+        PoolError: as `Runner.from_pretrained` does.
+    """
+    drafts = args.draft_tokens
+    if drafts is None:
+        drafts = DRAFTS if args.spec == "mtp" else 0
+    pool: dict[str, Any] = {"max_entries": args.max_entries, "policy": args.policy or "default"}
+    lanes = args.lanes or LANES
+    if args.single_lane:
+        pool, lanes = {"max_entries": 1, "policy": "lru"}, 1
+    return load_runner(
+        args.model,
+        device=args.device,
+        dtype=args.dtype,
+        kv_dtype=args.kv_dtype,
+        kv_budget=args.kv_budget,
+        draft_tokens=drafts,
+        max_context=args.max_context,
+        lanes=lanes,
+        affinity=args.affinity,
+        grid=args.prefill_chunk,
+        min_chunk=args.min_chunk,
+        clock=time.monotonic,
+        **pool,
+    )
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """Return what the options say of the server itself."""
+    template: dict[str, Any] = {}
+    if args.no_thinking:
+        template["enable_thinking"] = False
+    if args.preserve_thinking:
+        template["preserve_thinking"] = True
+    return Settings(
+        model_ids=tuple(args.model_id or [default_id(args.model)]),
+        api_key=args.api_key,
+        default_max_tokens=args.default_max_tokens,
+        max_request_bytes=args.max_request_mib * MIB,
+        max_queue=args.max_queue,
+        cors=tuple(args.cors),
+        read=not args.no_prefix_reuse,
+        retain=not args.no_prefix_reuse,
+        single_lane=args.single_lane,
+        template=template,
+        log=args.request_log_jsonl,
+    )
+
+
+def default_id(model: str | None) -> str:
+    """Return the name of a model's folder."""
+    return SHIPPED_ID if model is None or Path(model) == TINY else Path(model).resolve().name
+
+
+def greet(service: Service, listener: socket.socket, args: argparse.Namespace) -> None:
+    """Say what is served where, and what fits (the most common wrong guess)."""
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    config = service.runner.pool.config
+    most = "" if config.max_entries is None else f", at most {config.max_entries} entries"
+    say(f"{service.settings.model_ids[0]} on http://{shown}:{port} (the pool's page is at /)")
+    say(f"pool: {service.runner.capacity}{most}; {config.lanes} lanes, policy {config.policy}")
+    if args.api_key is None and not _loopback(host):
+        say("warning: others can reach this address and no --api-key is asked for")
+
+
+def _loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"
+
+
+def say(line: str) -> None:
+    """Print a line at once, also into a pipe."""
+    print(line, flush=True)

@@ -1,0 +1,104 @@
+"""What goes wrong with a request, and how each dialect of HTTP says so."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ninfer_pool.errors import ModelError, PoolError
+
+CONTEXT_EXCEEDED = "context_length_exceeded"
+
+# Anthropic's type, OpenAI's type and OpenAI's code of each status.
+_TYPES: dict[int, tuple[str, str, str | None]] = {
+    400: ("invalid_request_error", "invalid_request_error", None),
+    401: ("authentication_error", "authentication_error", "invalid_api_key"),
+    403: ("permission_error", "permission_error", None),
+    404: ("not_found_error", "invalid_request_error", "not_found"),
+    409: ("conflict_error", "invalid_request_error", "conflict"),
+    413: ("request_too_large", "invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_error", "rate_limit_exceeded"),
+    503: ("overloaded_error", "server_error", "overloaded"),
+}
+_REQUEST_FAULT, _SERVER_FAULT = _TYPES[400], ("api_error", "server_error", None)
+_BUSY, _BUSY_TO_ANTHROPIC = 503, 529
+# The path of a field at the start of a message, as this package's errors have it.
+_FIELD = re.compile(r"[A-Za-z_][\w.\[\]]*(?=: )")
+
+
+class ApiError(PoolError):
+    """A request that is refused or failed, for any dialect.
+
+    Args:
+        status: of HTTP, 400 to 599.
+        message: names the field, its value and what would be right.
+        kind: the type that OpenAI's clients are told; None: what the status says. Anthropic's
+            clients are always told what the status says.
+        param: the path of the field at fault, for OpenAI's clients.
+        code: a word for programs, for OpenAI's clients; None: what the status says.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        fallback = _REQUEST_FAULT if status < 500 else _SERVER_FAULT
+        self._anthropic_kind, openai_kind, openai_code = _TYPES.get(status, fallback)
+        self.status = status
+        self.message = message
+        self.kind = kind or openai_kind
+        self.param = param
+        self.code = code or openai_code
+
+    @classmethod
+    def of(cls, error: PoolError) -> ApiError:
+        """Make an answer of what the package raised: the request's fault, unless the model's."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, ModelError):
+            return cls(500, str(error))
+        field = _FIELD.match(str(error))
+        return cls(400, str(error), param=field.group() if field else None)
+
+    def status_of(self, *, anthropic: bool) -> int:
+        """Return the status that a dialect's clients expect: Anthropic's 529 of a busy server."""
+        return _BUSY_TO_ANTHROPIC if anthropic and self.status == _BUSY else self.status
+
+    def openai(self) -> dict[str, Any]:
+        """Return the body as OpenAI's clients read it."""
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+    def anthropic(self) -> dict[str, Any]:
+        """Return the body as Anthropic's clients read it."""
+        return {"type": "error", "error": {"type": self._anthropic_kind, "message": self.message}}
+
+
+def invalid(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    """Make the error for a request that is wrong in itself."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def context_exceeded(*, prompt_tokens: int, max_tokens: int, context: int) -> ApiError:
+    """Make the error for a request that its model's context cannot hold.
+
+    The words "prompt is too long: N tokens > M maximum" are what agents look for before they
+    compact a conversation.
+    """
+    message = (
+        f"prompt is too long: {prompt_tokens + max_tokens} tokens > {context} maximum: "
+        f"{prompt_tokens} of the prompt and {max_tokens} to generate; this model's maximum "
+        f"context length is {context} tokens"
+    )
+    return invalid(message, param="messages", code=CONTEXT_EXCEEDED)

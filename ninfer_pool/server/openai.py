@@ -1,0 +1,349 @@
+"""OpenAI's dialect: what its clients ask, and (`openai_replies`) what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, Tag
+
+from ninfer_pool.server.calls import Call
+from ninfer_pool.server.checks import OPENAI, Fields, check, needs, one_of, only, text_or_list
+from ninfer_pool.server.fields import Body, Fraction, Name, Stop, Whole, sampling, wishes
+from ninfer_pool.server.openai_replies import ChatWriter, CompletionWriter
+from ninfer_pool.server.parts import CacheControl, Conversation, Part
+from ninfer_pool.server.strict_json import read_object, read_text_object
+
+__all__ = [
+    "CHAT",
+    "COMPLETIONS",
+    "EXPLAIN",
+    "ChatWriter",
+    "CompletionWriter",
+    "chat_call",
+    "completion_call",
+    "explain_call",
+    "pin_wanted",
+]
+
+CHAT, COMPLETIONS, EXPLAIN = "/v1/chat/completions", "/v1/completions", "/pool/explain"
+MAX_STOPS = 4
+TEXT_ALONE = "null, text or a list of text parts: this model reads and writes text alone"
+
+# -- messages and tools ---------------------------------------------------------------------
+
+
+class _Text(Fields):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+    def part(self) -> Part:
+        return Part(self.text, marked=bool(self.cache_control or self.prompt_cache_breakpoint))
+
+
+class _Refusal(Fields):
+    type: Literal["refusal"]
+    refusal: str
+
+    def part(self) -> Part:
+        return Part(self.refusal)
+
+
+_Said = Annotated[
+    Annotated[_Text, Tag("<text>")] | Annotated[_Refusal, Tag("<refusal>")],
+    one_of("text", "refusal", by="type", why="a part of type 'text'"),
+]
+_Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[_Text], Tag("<list>")],
+    text_or_list(why=TEXT_ALONE.removeprefix("null, ")),
+]
+_Answer = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[_Said], Tag("<list>")],
+    text_or_list(why=TEXT_ALONE),
+]
+_TOOLS_INSTEAD = "null: this is an old name; use tools and tool_choice"
+
+
+class _CalledFunction(Fields):
+    name: Name
+    arguments: str
+
+    def plain(self) -> dict[str, Any]:
+        text = self.arguments
+        found = read_text_object(text) if text.strip() else {}
+        return {"name": self.name, "arguments": text if found is None else found}
+
+
+class _ToolCall(Fields):
+    id: str
+    type: Literal["function"] = "function"
+    function: _CalledFunction
+    index: int | None = None
+
+    def plain(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": self.function.plain()}
+
+
+class _System(Fields):
+    role: Literal["system", "developer"]
+    content: _Content
+    name: str | None = None
+
+
+class _User(Fields):
+    role: Literal["user"]
+    content: _Content
+    name: str | None = None
+
+
+class _Assistant(Fields):
+    """May be an answer of ours as a client echoes it, with all that was null in it."""
+
+    role: Literal["assistant"]
+    content: _Answer | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    annotations: Annotated[Any, only([[]], why="none")] = None
+    audio: Annotated[Any, only([], why="null: this model reads text alone")] = None
+    function_call: Annotated[Any, only([], why=_TOOLS_INSTEAD)] = None
+
+
+class _ToolResult(Fields):
+    role: Literal["tool"]
+    content: _Content
+    tool_call_id: str
+    name: str | None = None
+
+
+_Message = Annotated[
+    Annotated[_System, Tag("<system>")]
+    | Annotated[_System, Tag("<developer>")]
+    | Annotated[_User, Tag("<user>")]
+    | Annotated[_Assistant, Tag("<assistant>")]
+    | Annotated[_ToolResult, Tag("<tool>")],
+    one_of(
+        *("system", "developer", "user", "assistant", "tool"),
+        by="role",
+        why="a role that is 'system', 'developer', 'user', 'assistant' or 'tool'",
+    ),
+]
+
+
+class _Function(Fields):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Tool(Fields):
+    type: Literal["function"]
+    function: _Function
+    cache_control: CacheControl | None = None
+
+
+# -- bodies ---------------------------------------------------------------------------------
+
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+_ONE = "1: one answer a request"
+
+
+class _StreamOptions(Fields):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class _Shared(Body):
+    """Fields of both of OpenAI's bodies, then what is known and changes nothing."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    min_p: Fraction | None = None
+    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    max_tokens: Whole | None = None
+    stop: (
+        Annotated[
+            Annotated[Stop, Tag("<text>")]
+            | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("<list>")],
+            text_or_list(why=f"text or a list of at most {MAX_STOPS} texts"),
+        ]
+        | None
+    ) = None
+    stream_options: _StreamOptions | None = None
+    n: Annotated[Any, only([1], why=_ONE)] = None
+    logit_bias: Annotated[Any, only([{}], why="no bias: logits are left as they are")] = None
+    user: str | None = None
+
+    def common(self) -> dict[str, Any]:
+        """Return the fields of a `Call` that both bodies fill in alike."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        options = self.stream_options or _StreamOptions()
+        return {
+            "model": self.model,
+            "stop": tuple(stop or ()),
+            "stream": bool(self.stream),
+            "include_usage": bool(options.include_usage),
+            "sampling": sampling(
+                self,
+                temperature=self.temperature,
+                min_p=self.min_p,
+                repetition_penalty=self.repetition_penalty,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                seed=self.seed,
+            ),
+        }
+
+
+class _ChatBody(_Shared):
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    tools: list[_Tool] | None = None
+    tool_choice: Annotated[
+        Any, only(["auto", "none"], why="'auto' or 'none': no call can be forced here")
+    ] = None
+    max_completion_tokens: Whole | None = None
+    response_format: Annotated[
+        Any, only([{"type": "text"}], why="{'type': 'text'}: no format can be forced here")
+    ] = None
+    logprobs: Annotated[Any, only([False], why="false: no probabilities are given")] = None
+    top_logprobs: Annotated[Any, only([0], why="0: no probabilities are given")] = None
+    modalities: Annotated[Any, only([["text"]], why="['text']: this model writes text alone")] = (
+        None
+    )
+    audio: Annotated[Any, only([], why="null: this model writes text alone")] = None
+    functions: Annotated[Any, only([], why=_TOOLS_INSTEAD)] = None
+    function_call: Annotated[Any, only([], why=_TOOLS_INSTEAD)] = None
+    web_search_options: Annotated[Any, only([], why="null: nothing is searched for here")] = None
+    moderation: Annotated[Any, only([], why="null: nothing is moderated here")] = None
+    # Known, and without effect.
+    metadata: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: dict[str, Any] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    verbosity: str | None = None
+
+
+def _one_prompt(value: Any) -> Any:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]
+    if isinstance(value, str) and value:
+        return value
+    tokens = value if isinstance(value, list) else []
+    if tokens and all(type(token) is int and 0 <= token < 2**31 for token in tokens):
+        return tokens
+    raise needs("one text or one list of token ids, that is not empty")
+
+
+class _CompletionBody(_Shared):
+    prompt: Annotated[Any, AfterValidator(_one_prompt)]
+    best_of: Annotated[Any, only([1], why=_ONE)] = None
+    echo: Annotated[Any, only([False], why="false: the prompt is not told again")] = None
+    logprobs: Annotated[Any, only([], why="null: no probabilities are given")] = None
+    suffix: Annotated[Any, only([""], why="none: text is only ever continued")] = None
+
+
+# -- calls ----------------------------------------------------------------------------------
+
+
+def chat_call(body: bytes, headers: Mapping[str, str], *, endpoint: str = CHAT) -> Call:
+    """Check the body of POST /v1/chat/completions; header names in lower case.
+
+    Raises:
+        ApiError: 400, names the field and what would be right.
+    """
+    return _chat(read_object(body), headers, endpoint=endpoint)
+
+
+def completion_call(body: bytes, headers: Mapping[str, str]) -> Call:
+    """Check the body of POST /v1/completions; header names in lower case.
+
+    Raises:
+        ApiError: 400, names the field and what would be right.
+    """
+    return _completion(read_object(body), headers, endpoint=COMPLETIONS)
+
+
+def explain_call(body: bytes, headers: Mapping[str, str]) -> Call:
+    """Check a body of either endpoint, whose prompt is to be explained.
+
+    Raises:
+        ApiError: 400, names the field and what would be right.
+    """
+    data = read_object(body)
+    raw = "prompt" in data and "messages" not in data
+    return (_completion if raw else _chat)(data, headers, endpoint=EXPLAIN)
+
+
+class _Pin(Fields):
+    pinned: bool = True
+
+
+def pin_wanted(body: bytes) -> bool:
+    """Say whether a body asks for a pin, as an empty one does, or for its end.
+
+    Raises:
+        ApiError: 400, names the field and what would be right.
+    """
+    return not body.strip() or check(_Pin, read_object(body), dialect=OPENAI).pinned
+
+
+def _chat(data: Mapping[str, Any], headers: Mapping[str, str], *, endpoint: str) -> Call:
+    body = check(_ChatBody, data, dialect=OPENAI)
+    said = wishes(body, headers, dialect=OPENAI)
+    conversation = Conversation()
+    for message in body.messages:
+        _add(conversation, message)
+    for index, tool in enumerate(body.tools or ()):
+        if tool.cache_control is not None:
+            conversation.mark_tool(index)
+    # As they came: a template may show their fields in the order that the client chose.
+    tools = [{"type": "function", "function": t["function"]} for t in data.get("tools") or ()]
+    limit = body.max_completion_tokens
+    return Call(
+        endpoint=endpoint,
+        messages=tuple(conversation.messages),
+        tools=tuple(tools),
+        breakpoints=conversation.ordered_breakpoints(),
+        template=said.template,
+        control=said.control,
+        max_tokens=body.max_tokens if limit is None else limit,
+        parse_tools=body.tool_choice != "none",
+        **body.common(),
+    )
+
+
+def _completion(data: Mapping[str, Any], headers: Mapping[str, str], *, endpoint: str) -> Call:
+    body = check(_CompletionBody, data, dialect=OPENAI)
+    said = wishes(body, headers, dialect=OPENAI)
+    return Call(
+        endpoint=endpoint,
+        text=body.prompt,
+        control=said.control,
+        max_tokens=body.max_tokens,
+        parse_tools=False,
+        **body.common(),
+    )
+
+
+def _add(conversation: Conversation, message: _System | _User | _Assistant | _ToolResult) -> None:
+    said = [Part(message.content)] if isinstance(message.content, str) else message.content
+    parts = [part if isinstance(part, Part) else part.part() for part in said or ()]
+    more: dict[str, Any] = {"name": message.name}
+    if isinstance(message, _Assistant):
+        more["reasoning_content"] = message.reasoning_content
+        more["tool_calls"] = [call.plain() for call in message.tool_calls or ()] or None
+    if isinstance(message, _ToolResult):
+        more["tool_call_id"] = message.tool_call_id
+    # Templates know the one role; to them the other is a stranger.
+    role = "system" if message.role == "developer" else message.role
+    conversation.add(role, parts, **{k: v for k, v in more.items() if v is not None})

@@ -1,0 +1,135 @@
+"""The options of `ninfer-pool serve`; imports nothing that takes time."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ninfer_pool.config import AFFINITIES
+from ninfer_pool.errors import UsageError
+from ninfer_pool.policy import POLICIES
+from ninfer_pool.sim.options import parse_count
+
+KEY_VARIABLE = "NINFER_POOL_API_KEY"
+MOST_LANES = 8
+Add = Callable[..., argparse.Action]
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    """Declare every option of the command."""
+    _add_server(parser.add_argument_group("the server").add_argument)
+    _add_model(parser.add_argument_group("the model").add_argument)
+    _add_pool(parser.add_argument_group("the pool").add_argument)
+    _add_requests(parser.add_argument_group("requests").add_argument)
+
+
+def _add_server(add: Add) -> None:
+    add("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    add("--port", type=_port, default=8000, help="0: any that is free (default: 8000)")
+    key = os.environ.get(KEY_VARIABLE) or None
+    add("--api-key", metavar="KEY", default=key, help=f"asked for (default: ${KEY_VARIABLE})")
+    origin = "a page's origin that may call, such as https://chat.example; * for all"
+    add("--cors", metavar="ORIGIN", action="append", default=[], help=origin)
+    add("--max-request-mib", metavar="N", type=_count, default=32, help="default: 32")
+    add("--max-queue", metavar="N", type=_count, default=256, help="that wait (default: 256)")
+    add(
+        "--request-log-jsonl",
+        metavar="FILE",
+        type=Path,
+        help="append one line a request, without text: trace convert --from server-log reads it",
+    )
+
+
+def _add_model(add: Add) -> None:
+    add("--model", metavar="DIR", help="Hugging Face folder (default: the one shipped)")
+    add(
+        "--model-id",
+        metavar="NAME",
+        action="append",
+        help="the name it is served under; more of them are further names (default: the folder's)",
+    )
+    add("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+    add("--dtype", choices=("fp32", "bf16", "fp16"), help="default: what suits the device")
+    add("--max-context", metavar="N", type=_count, help="tokens (default: the model's)")
+    add("--spec", choices=("none", "mtp"), help="mtp: the model's own draft head (default: none)")
+    add("--draft-tokens", metavar="N", type=int, choices=range(6), help="with mtp (default: 3)")
+    add("--prefill-chunk", metavar="N", type=_count, default=2048, help="default: 2048")
+
+
+def _add_pool(add: Add) -> None:
+    kv = ("fp32", "bf16", "fp16", "int8-g64")
+    add("--kv-dtype", choices=kv, help="default: bf16")
+    add("--kv-budget", metavar="SIZE", help="such as 4GiB (default: a share of what is free)")
+    add("--lanes", metavar="N", type=_lanes, help="that run at once, 1 to 8 (default: 4)")
+    add("--max-entries", metavar="K", type=_count, help="default: bytes alone decide")
+    add("--policy", choices=tuple(POLICIES), help="who goes first (default: default)")
+    add("--affinity", choices=AFFINITIES, default="prefer", help="of lanes (default: prefer)")
+    add(
+        "--min-chunk",
+        metavar="N",
+        type=_index,
+        default=0,
+        help="no cut nearer than this to the one before: faster cold starts, fewer checkpoints",
+    )
+    add(
+        "--single-lane",
+        action="store_true",
+        help="as engines without a pool: one lane that keeps what it ran last",
+    )
+    add("--no-prefix-reuse", action="store_true", help="resume nothing and keep nothing")
+
+
+def _add_requests(add: Add) -> None:
+    add("--default-max-tokens", metavar="N", type=_count, default=1024, help="default: 1024")
+    add("--no-thinking", action="store_true", help="answer at once, if a request does not say")
+    add(
+        "--preserve-thinking",
+        action="store_true",
+        help="keep earlier turns' thinking in the prompt, if a request does not say",
+    )
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        UsageError: names them.
+    """
+    if args.single_lane:
+        for name, fixed in (("lanes", 1), ("max_entries", 1), ("policy", "lru")):
+            if getattr(args, name) not in (None, fixed):
+                option = "--" + name.replace("_", "-")
+                raise UsageError(f"{option}: --single-lane means {fixed}; leave one of them out")
+        if args.no_prefix_reuse:
+            raise UsageError("--single-lane: with --no-prefix-reuse nothing is kept; drop one")
+    if args.spec == "none" and args.draft_tokens:
+        raise UsageError("--draft-tokens: nothing drafts with --spec none; needs --spec mtp")
+    if args.spec == "mtp" and args.draft_tokens == 0:
+        raise UsageError("--spec mtp: --draft-tokens 0 drafts nothing; give 1 to 5")
+    if args.api_key is not None and not args.api_key.isprintable():
+        raise UsageError("--api-key: has characters that no header carries; needs printable ones")
+
+
+def _checked(text: str, check: Callable[[str], int]) -> int:
+    try:
+        return check(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _count(text: str) -> int:
+    return _checked(text, parse_count)
+
+
+def _lanes(text: str) -> int:
+    return _checked(text, lambda each: parse_count(each, largest=MOST_LANES))
+
+
+def _index(text: str) -> int:
+    return 0 if text == "0" else _count(text)
+
+
+def _port(text: str) -> int:
+    return 0 if text == "0" else _checked(text, lambda each: parse_count(each, largest=65535))

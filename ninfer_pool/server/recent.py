@@ -1,0 +1,70 @@
+"""What is remembered of requests that are over, for each tenant apart."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from ninfer_pool.server.calls import Report
+
+REQUESTS, HISTORY, TENANTS = 64, 512, 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """A request that is over, and where in its prompt it parted from what was retained."""
+
+    report: Report
+    parted_at: int | None
+    parted_in: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Tenant:
+    """The last requests of one tenant, the newest first, and sums over all of them."""
+
+    requests: deque[Past] = field(default_factory=lambda: deque(maxlen=REQUESTS))
+    history: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    """(end since the epoch, prompt tokens, cached tokens), the newest last."""
+    count: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    def totals(self) -> dict[str, Any]:
+        """The sums, as JSON."""
+        return {
+            "requests": self.count,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "hit_rate": self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0,
+        }
+
+
+class Recent:
+    """Remembers tenants; the one not heard of longest is forgotten when there are too many."""
+
+    def __init__(self) -> None:
+        self._tenants: OrderedDict[str | None, Tenant] = OrderedDict()
+
+    def note(self, past: Past) -> None:
+        """Take a request that is over."""
+        report = past.report
+        salt = report.control.salt
+        tenant = self._tenants.setdefault(salt, Tenant())
+        self._tenants.move_to_end(salt)
+        tenant.requests.appendleft(past)
+        tenant.history.append((time.time(), report.prompt_tokens, report.cached_tokens))
+        tenant.count += 1
+        tenant.prompt_tokens += report.prompt_tokens
+        tenant.cached_tokens += report.cached_tokens
+        tenant.output_tokens += report.output_tokens
+        if len(self._tenants) > TENANTS:
+            self._tenants.popitem(last=False)
+
+    def of(self, salt: str | None) -> Tenant:
+        """What is remembered of one tenant."""
+        return self._tenants.get(salt) or Tenant()

@@ -1,0 +1,101 @@
+"""Which earlier request a prompt shares its longest prefix with, in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from ninfer_pool.sim.convert.radix import RadixTree
+
+CELL_BYTES: Final = 4
+MOST_TAGS: Final = 65_536
+MOST_KNOWN: Final = 65_536
+"""Requests a generation, however few tokens they bring."""
+
+
+class Known(NamedTuple):
+    """What is remembered of a request beside its tokens."""
+
+    input: int
+    session: str
+    tenant: str | None
+
+
+@dataclass(slots=True)
+class _Generation:
+    tree: RadixTree = field(default_factory=lambda: RadixTree(unit=CELL_BYTES))
+    known: dict[int, Known] = field(default_factory=dict)
+
+
+class Relatives:
+    """Sequences of int32 tokens, as bytes, in two generations of half the bound each.
+
+    When the younger is full, the elder is given up with all that only it knows; what is still
+    used has been added to the younger since. So at most ``most_tokens`` tokens are held, and
+    a sequence is known until at least half as many new ones have come. O(tokens) a call at the
+    speed of memcmp.
+    """
+
+    def __init__(self, *, most_tokens: int) -> None:
+        self._half = max(1, most_tokens // 2)
+        self._young = _Generation()
+        self._old = _Generation()
+        self.given_up = 0
+        """Tokens given up so far: what shares only with those looks new."""
+
+    def match(self, data: bytes) -> tuple[int, int | None]:
+        """Return the longest common prefix in tokens, and the latest sequence that has it."""
+        young, old = self._young.tree.match(data), self._old.tree.match(data)
+        return old if old[0] > young[0] else young
+
+    def known(self, sequence: int) -> Known:
+        """Return what is remembered of a sequence that `match` named."""
+        return self._young.known.get(sequence) or self._old.known[sequence]
+
+    def add(self, data: bytes, sequence: int, known: Known, *, begin: int = 0) -> None:
+        """Remember a sequence, whose first ``begin`` tokens are known to be its own.
+
+        Of what comes after, what an earlier sequence had already stays that one's: in a trace an
+        output is always new, so what another request repeats is shared through the first.
+        """
+        keep = self.match(data)[0] if begin else 0
+        data, rest = data[: CELL_BYTES * self._half], data[CELL_BYTES * self._half :]
+        tree = self._young.tree
+        units = tree.units + len(data) // CELL_BYTES - tree.match(data)[0]
+        if units > self._half or len(self._young.known) >= MOST_KNOWN:
+            self.given_up += self._old.tree.units
+            self._old, self._young = self._young, _Generation()
+        self.given_up += len(rest) // CELL_BYTES
+        self._young.tree.add(data, sequence, keep=keep if keep > begin else 0)
+        self._young.known[sequence] = known
+
+
+class Tags:
+    """Numbered names for what must not be written down; the same for the same while remembered.
+
+    >>> tags = Tags("s")
+    >>> tags.of("a secret"), tags.of("another"), tags.of("a secret"), tags.new()
+    ('s1', 's2', 's1', 's3')
+    """
+
+    def __init__(self, letter: str, *, most: int = MOST_TAGS) -> None:
+        self._letter = letter
+        self._most = most
+        self._made = 0
+        self._tags: OrderedDict[bytes, str] = OrderedDict()
+
+    def new(self) -> str:
+        """Return the next name."""
+        self._made += 1
+        return f"{self._letter}{self._made}"
+
+    def of(self, secret: str) -> str:
+        """Return the name of ``secret``; what was not asked for longest is forgotten."""
+        digest = hashlib.blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        tag = self._tags.pop(digest, None) or self.new()
+        self._tags[digest] = tag
+        if len(self._tags) > self._most:
+            self._tags.popitem(last=False)
+        return tag

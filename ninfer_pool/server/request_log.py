@@ -1,0 +1,279 @@
+"""One line a request: on the console, and as JSON in a file that can be simulated.
+
+The file holds lengths and where prompts part, and what happened; never text, tokens, the pool's
+keys or a salt. Clients' own names for their conversations and tenants are numbered.
+`ninfer_pool.sim.convert.server_log` reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ninfer_pool.errors import ConfigError
+from ninfer_pool.server.calls import Report
+from ninfer_pool.server.relatives import CELL_BYTES, Known, Relatives, Tags
+from ninfer_pool.sim.convert.server_log import FORMAT, VERSION
+
+MOST_TOKENS: Final = 1 << 23
+"""Tokens that are remembered to tell what a prompt shares: 32 MiB."""
+KINDS: Final = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completion",
+    "/v1/messages": "messages",
+}
+
+
+def console_line(report: Report) -> str:
+    """Return what the console says of a request that is over.
+
+    Times are from arrival, queue included; ``ttft=-`` where there was no token.
+    """
+    first = f"{1000 * report.first_token_seconds:.1f}ms" if report.output_tokens else "-"
+    return (
+        f"[req {report.number}] done prompt={report.prompt_tokens} cache={report.cached_tokens} "
+        f"reuse={report.reuse} ttft={first} reason={report.reason} out={report.output_tokens} "
+        f"finish={report.finish} total={1000 * report.seconds:.1f}ms"
+    )
+
+
+@dataclass(kw_only=True, eq=False)
+class Arrival:
+    """A request that the log has seen arrive; made by `RequestLog.arrive`."""
+
+    id: int
+    number: int
+    t: float
+    kind: str
+    session: str
+    tenant: str | None
+    parent: int | None
+    shared: int
+    data: bytes
+    forgotten: int
+
+    @property
+    def input(self) -> int:
+        """The prompt's length in tokens."""
+        return len(self.data) // CELL_BYTES
+
+
+class RequestLog:
+    """Appends to a file, made readable for its owner alone. Thread-safe.
+
+    A file that cannot be written to never fails a request: lines that were lost are counted in
+    ``lost`` and told once on stderr. O(tokens) a call at the speed of memcmp; memory is bounded
+    by ``most_tokens``.
+
+    Raises:
+        ConfigError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path | str, *, most_tokens: int = MOST_TOKENS) -> None:
+        self._path = Path(path)
+        self._mutex = threading.Lock()
+        self._relatives = Relatives(most_tokens=most_tokens)
+        self._sessions, self._tenants = Tags("s"), Tags("t")
+        self._running: weakref.WeakSet[Arrival] = weakref.WeakSet()
+        self._run = secrets.token_hex(8)
+        self._arrived = 0
+        self._now = 0.0
+        self.lost = 0
+        """Lines that could not be written."""
+        self._told = False
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        try:
+            self._file = os.open(self._path, flags, 0o600)
+            self._torn = _ends_torn(self._file)
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError(f"request log: {path}; it cannot be opened: {why}") from error
+        head = {"format": FORMAT, "version": VERSION, "run": self._run, "t": time.time()}
+        self._head = _line(head)
+        self._write(b"")
+
+    def close(self) -> None:
+        """Close the file; what is logged after that counts as lost."""
+        with self._mutex:
+            file, self._file = self._file, -1
+            if file >= 0:
+                os.close(file)
+
+    def arrive(
+        self,
+        number: int,
+        tokens: Sequence[int] | npt.NDArray[np.int32],
+        *,
+        endpoint: str,
+        salt: str | None = None,
+        hint: str | None = None,
+        arrived: float | None = None,
+    ) -> Arrival:
+        """Take a prompt, in order of arrival; ``arrived`` in seconds since the epoch: now."""
+        data = np.ascontiguousarray(tokens, dtype=np.int32).tobytes()
+        with self._mutex:
+            shared, parent = self._relatives.match(data)
+            self._now = max(self._now, time.time() if arrived is None else arrived)
+            tenant = None if salt is None else self._tenants.of(salt)
+            arrival = Arrival(
+                id=self._arrived,
+                number=number,
+                t=round(self._now, 6),
+                kind=KINDS.get(endpoint, "other"),
+                session=self._session(hint, tenant, parent, shared),
+                tenant=tenant,
+                parent=parent,
+                shared=shared,
+                data=data,
+                forgotten=self._relatives.given_up,
+            )
+            self._arrived += 1
+            self._remember(arrival, data, begin=0)
+            self._running.add(arrival)
+        return arrival
+
+    def finish(
+        self,
+        arrival: Arrival,
+        report: Report,
+        *,
+        output: Sequence[int] | npt.NDArray[np.int32],
+        boundaries: Sequence[tuple[int, str]] = (),
+    ) -> None:
+        """Write the line of a request that is over, however it ended; ``output`` all its tokens."""
+        made = np.ascontiguousarray(output, dtype=np.int32).tobytes()
+        with self._mutex:
+            self._running.discard(arrival)
+            self._write(_line(self._record(arrival, report, len(output), boundaries)))
+            if made:
+                whole = arrival.data + made
+                self._remember(arrival, whole, begin=arrival.input)
+                self._tell_running(arrival, whole)
+
+    def _session(
+        self, hint: str | None, tenant: str | None, parent: int | None, shared: int
+    ) -> str:
+        """A client's own name for it, numbered; else the session of the prompt it goes on from."""
+        if hint is not None:
+            return self._sessions.of(f"{tenant} {hint}")
+        if parent is not None:
+            known = self._relatives.known(parent)
+            if shared >= known.input and tenant == known.tenant:
+                return known.session
+        return self._sessions.new()
+
+    def _remember(self, arrival: Arrival, data: bytes, *, begin: int) -> None:
+        known = Known(arrival.input, arrival.session, arrival.tenant)
+        self._relatives.add(data, arrival.id, known, begin=begin)
+
+    def _tell_running(self, done: Arrival, whole: bytes) -> None:
+        """A prompt that came while ``done`` was generating may hold what it generated."""
+        for other in self._running:
+            if other.id > done.id and other.shared >= done.input:
+                shared = common_tokens(whole, other.data)
+                if shared > other.shared:
+                    other.parent, other.shared = done.id, shared
+
+    def _record(
+        self,
+        arrival: Arrival,
+        report: Report,
+        output: int,
+        boundaries: Sequence[tuple[int, str]],
+    ) -> dict[str, object]:
+        return {
+            "run": self._run,
+            "id": arrival.id,
+            "request": arrival.number,
+            "t": arrival.t,
+            "session": arrival.session,
+            "kind": arrival.kind,
+            "tenant": arrival.tenant,
+            "parent": arrival.parent,
+            "shared": arrival.shared,
+            "input": arrival.input,
+            "output": output,
+            "boundaries": [[position, kind] for position, kind in boundaries],
+            "retain": report.control.retain,
+            "read": report.control.read,
+            "forgotten": arrival.forgotten,
+            "cached": report.cached_tokens,
+            "retained": report.retained_tokens,
+            "reuse": report.reuse,
+            "reason": report.reason,
+            "exact": report.exact,
+            "finish": report.finish,
+            "lane": report.lane,
+            "stream": report.stream,
+            "drafted": report.drafted,
+            "accepted": report.accepted,
+            "queue_ms": _milliseconds(report.queued_seconds),
+            "ttft_ms": _milliseconds(report.first_token_seconds) if output else None,
+            "total_ms": _milliseconds(report.seconds),
+        }
+
+    # -- the file --------------------------------------------------------------------------
+
+    def _write(self, line: bytes) -> None:
+        """Write what is owed and a line; what failed half-way is ended before the next."""
+        begin = b"\n" if self._torn else b""
+        data = left = begin + self._head + line
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError as error:
+            self.lost += bool(line)
+            self._tell(error)
+        written = data[: len(data) - len(left)]
+        if len(written) >= len(begin + self._head):
+            self._head = b""
+        if written:
+            self._torn = not written.endswith(b"\n")
+
+    def _tell(self, error: OSError) -> None:
+        if not self._told:
+            self._told = True
+            why = error.strerror or error
+            text = f"{self._path}: the request log cannot be written ({why}); requests go on"
+            with contextlib.suppress(OSError, ValueError):
+                print(f"ninfer-pool: {text}", file=sys.stderr)
+
+
+def common_tokens(one: bytes, other: bytes) -> int:
+    """Return how many leading int32 tokens two sequences share. O(the shorter)."""
+    length = min(len(one), len(other)) // CELL_BYTES
+    left = np.frombuffer(one, dtype=np.int32, count=length)
+    right = np.frombuffer(other, dtype=np.int32, count=length)
+    apart = np.flatnonzero(left != right)
+    return int(apart[0]) if apart.size else length
+
+
+def _ends_torn(file: int) -> bool:
+    """Say whether a file ends in the middle of a line, as a server that was killed leaves it."""
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return False
+    return os.pread(file, 1, status.st_size - 1) != b"\n"
+
+
+def _line(record: dict[str, object]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def _milliseconds(seconds: float) -> float | None:
+    return round(1000 * seconds, 3) if isfinite(seconds) else None

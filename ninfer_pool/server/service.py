@@ -1,0 +1,218 @@
+"""From a `Call` to the engine and back: what is shared by every dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ninfer_pool.engine import Engine
+from ninfer_pool.errors import PoolError, PromptError
+from ninfer_pool.results import Explanation
+from ninfer_pool.runner import Ask, Chat, Runner
+from ninfer_pool.server.calls import Call, Report
+from ninfer_pool.server.errors import ApiError, context_exceeded
+from ninfer_pool.server.metrics import Metrics
+from ninfer_pool.server.recent import Past, Recent
+from ninfer_pool.server.request import Asked, Request
+from ninfer_pool.server.request_log import RequestLog, console_line
+from ninfer_pool.server.settings import Settings
+
+LARGE = 64 << 10
+"""Bytes of a body that is worth a thread of its own, lest it hold the others up."""
+RECENT, HISTORY, MOST_SHOWN = 64, 512, 100
+
+
+class Service:
+    """One engine, its metrics, its log, and what is remembered of the last requests.
+
+    Everything but the engine's own thread runs on one event loop.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        settings: Settings,
+        tell: Callable[[str], None] = print,
+    ) -> None:
+        self.runner = runner
+        self.settings = settings
+        self.engine = Engine(runner)
+        self.chat = Chat(runner.tokenizer) if runner.tokenizer.chat_template is not None else None
+        self.metrics = Metrics(
+            runner.pool,
+            running=lambda: self.engine.running,
+            queued=lambda: self.engine.queued,
+        )
+        self.begun = time.time()
+        self.recent = Recent()
+        self.live: dict[int, Request] = {}
+        self._log = RequestLog(settings.log) if settings.log is not None else None
+        self._tell = tell
+        self._numbers = count(1)
+
+    # -- asking ----------------------------------------------------------------------------
+
+    async def ask(self, make: Callable[[], Call], *, size: int) -> Asked:
+        """Check a body of ``size`` bytes and turn it into a prompt.
+
+        Raises:
+            ApiError: what cannot be served, and why.
+        """
+        arrived = time.time(), time.perf_counter()
+        if size > LARGE:
+            return await asyncio.to_thread(self._ask, make, arrived)
+        return self._ask(make, arrived)
+
+    def _ask(self, make: Callable[[], Call], arrived: tuple[float, float]) -> Asked:
+        call = make()
+        self.check_model(call.model)
+        try:
+            ask = self._render(call)
+            prompt = self.runner.prompt(
+                ask.tokens, salt=call.control.salt, boundaries=ask.boundaries
+            )
+        except PoolError as error:
+            raise ApiError.of(error) from None
+        return Asked(call=call, ask=ask, prompt=prompt, arrived=arrived)
+
+    def check_model(self, name: str | None) -> None:
+        """Say no to a model that is not served.
+
+        Raises:
+            ApiError: 404.
+        """
+        names = self.settings.model_ids
+        if name is not None and name not in names:
+            known, shown = ", ".join(names), name[:MOST_SHOWN]
+            raise ApiError(
+                404,
+                f"The model `{shown}` does not exist; this server has {known}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _render(self, call: Call) -> Ask:
+        if call.text is None:
+            if self.chat is None:
+                raise PromptError("messages: the model has no chat template; use /v1/completions")
+            return self.chat.ask(
+                call.messages,
+                tools=call.tools,
+                breakpoints=call.breakpoints,
+                **{**self.settings.template, **call.template},
+            )
+        text = call.text
+        tokens = self.runner.tokenizer.encode(text) if isinstance(text, str) else text
+        if not tokens:
+            raise PromptError("prompt: empty; needs at least one token")
+        return Ask.raw(tokens)
+
+    def explain(self, asked: Asked) -> Explanation:
+        """Say why a request would hit as deep as it would."""
+        read = asked.call.control.read and self.settings.read
+        return self.runner.pool.explain(asked.prompt, read=read)
+
+    # -- running ---------------------------------------------------------------------------
+
+    def submit(self, asked: Asked) -> Request:
+        """Queue a request.
+
+        Raises:
+            ApiError: it can never fit, or too many wait.
+        """
+        if self.engine.stopping:
+            failed = self.engine.failure is not None
+            raise ApiError(503, "the engine has failed" if failed else "the server is stopping")
+        if self.engine.queued >= self.settings.max_queue:
+            raise ApiError(503, f"{self.engine.queued} requests wait already; try later")
+        self._check_length(asked)
+        request = Request(
+            asked, number=next(self._numbers), tokenizer=self.runner.tokenizer, done=self._done
+        )
+        try:
+            request.handle = self.engine.submit(
+                asked.prompt, notify=request.notify, hint=_hint(asked), **self._wishes(asked)
+            )
+        except PoolError as error:
+            raise ApiError.of(error) from None
+        self.live[request.number] = request
+        if self._log is not None:
+            control = asked.call.control
+            request.logged = self._log.arrive(
+                request.number,
+                asked.prompt.tokens,
+                salt=control.salt,
+                hint=control.hint,
+                endpoint=asked.call.endpoint,
+            )
+        return request
+
+    def _check_length(self, asked: Asked) -> None:
+        prompt, wanted = len(asked.prompt), self._max_tokens(asked)
+        context = self.runner.max_context
+        if prompt + wanted > context:
+            raise context_exceeded(prompt_tokens=prompt, max_tokens=wanted, context=context)
+
+    def _wishes(self, asked: Asked) -> dict[str, Any]:
+        call, settings = asked.call, self.settings
+        control = call.control
+        return {
+            "sampling": call.sampling,
+            "max_tokens": self._max_tokens(asked),
+            "stop_strings": call.stop,
+            "read": control.read and settings.read,
+            "retain": settings.single_lane or (control.retain and settings.retain),
+            "priority": control.priority,
+            "ttl_seconds": control.ttl_seconds,
+        }
+
+    def _max_tokens(self, asked: Asked) -> int:
+        """What the request says, else the default as far as context and slab allow."""
+        if asked.call.max_tokens is not None:
+            return asked.call.max_tokens
+        used = len(asked.prompt) + self.runner.executor.draft_tokens
+        slab = self.runner.pool.config.num_pages * self.runner.pool.config.page_tokens
+        room = min(self.runner.max_context - len(asked.prompt), slab - used)
+        return max(1, min(self.settings.default_max_tokens, room))
+
+    def _done(self, request: Request, report: Report) -> None:
+        """A request has ended, however it did: count it, log it, say it."""
+        self.live.pop(request.number, None)
+        handle = request.handle
+        parted = None
+        if handle is not None and handle.running is not None:
+            parted = handle.running.lease.explanation.diverged_at
+        where = None if parted is None else request.asked.ask.part_at(parted)
+        self.recent.note(Past(report=report, parted_at=parted, parted_in=where))
+        self.metrics.note(report)
+        if self._log is not None and request.logged is not None:
+            self._log.finish(
+                request.logged,
+                report,
+                output=np.asarray(request.tokens, dtype=np.int32),
+                boundaries=request.asked.ask.boundaries,
+            )
+        self._tell(console_line(report))
+
+    # -- ending ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self.engine.__enter__()
+
+    async def stop(self) -> None:
+        """Cancel what runs and stop the engine."""
+        await asyncio.to_thread(self.engine.stop, drain=False)
+        if self._log is not None:
+            self._log.close()
+
+
+def _hint(asked: Asked) -> str | None:
+    control = asked.call.control
+    return None if control.hint is None else f"{control.salt or ''}\0{control.hint}"

@@ -1,0 +1,117 @@
+"""Calls of tools in a model's text: Qwen's form in tags, and Hermes' in JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ninfer_pool.server.calls import ToolCall
+from ninfer_pool.server.strict_json import loads, read_text_object
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_FUNCTION, _END = re.compile(r"<function=([^<>\n]+)>"), "</function>"
+# A value may hold what closes it: it ends where another parameter or nothing follows.
+_PARAMETER = re.compile(
+    r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL
+)
+
+
+class ToolCalls:
+    """Reads the calls of the tools that a request named, as OpenAI describes them."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        functions = [tool["function"] for tool in tools]
+        self._schemas = {each["name"]: _properties(each.get("parameters")) for each in functions}
+
+    def read(self, inner: str) -> ToolCall | None:
+        """Return the call that stands between the two markers, or None where none does."""
+        inner = inner.strip()
+        found = _hermes(inner) if inner.startswith("{") else self._qwen(inner)
+        if found is None:
+            return None
+        name, arguments = found
+        text = json.dumps(arguments, ensure_ascii=False)
+        return ToolCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments=text)
+
+    def _qwen(self, inner: str) -> tuple[str, dict[str, Any]] | None:
+        function = _FUNCTION.match(inner)
+        if function is None or not inner.endswith(_END):
+            return None
+        name, rest = function[1], inner[function.end() : -len(_END)].strip()
+        schema = self._schemas.get(name, {})
+        arguments: dict[str, Any] = {}
+        position = 0
+        while position < len(rest):
+            parameter = _PARAMETER.match(rest, position)
+            if parameter is None or parameter[1] in arguments:
+                return None
+            arguments[parameter[1]] = _typed(parameter[2], schema.get(parameter[1]))
+            position = parameter.end()
+        return name, arguments
+
+
+def unfinished(inner: str) -> bool:
+    """Say whether a call that cannot be read may go on after a closing marker in one of its values.
+
+    >>> unfinished('{"name": "write", "arguments": {"text": "ends with ')
+    True
+    """
+    inner = inner.strip()
+    if inner.startswith("<function="):
+        return not inner.endswith(_END)
+    try:
+        json.loads(inner)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def _hermes(inner: str) -> tuple[str, dict[str, Any]] | None:
+    call = read_text_object(inner)
+    if call is None or not call.keys() <= {"name", "arguments"}:
+        return None
+    name, arguments = call.get("name"), call.get("arguments", {})
+    if isinstance(arguments, str):  # JSON in JSON
+        arguments = read_text_object(arguments)
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        return None
+    return name, arguments
+
+
+def _properties(parameters: Any) -> Mapping[str, Any]:
+    found = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """Return a parameter's value: a string as it is, anything else as JSON where it is some."""
+    types = _types(schema)
+    if "string" in types and not (text == "null" and "null" in types):
+        return text
+    try:
+        return loads(text)
+    except ValueError:
+        return text
+
+
+def _types(schema: Any) -> set[str]:
+    """Return the types that a schema allows, as far as it says."""
+    if not isinstance(schema, Mapping):
+        return set()
+    said = schema.get("type")
+    types = {said} if isinstance(said, str) else set()
+    types |= {each for each in said if isinstance(each, str)} if isinstance(said, list) else set()
+    choices = schema.get("enum")
+    if said is None and isinstance(choices, list):
+        types |= {"string" for each in choices if isinstance(each, str)}
+    for name in ("anyOf", "oneOf"):
+        options = schema.get(name)
+        types |= (
+            {t for each in options for t in _types(each)} if isinstance(options, list) else set()
+        )
+    return types

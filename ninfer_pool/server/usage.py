@@ -1,0 +1,104 @@
+"""What every dialect says of a report: usage, timings, the pool; and how events are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+from ninfer_pool.server.calls import Piece, Reasoning, Report, Start, Text
+
+DONE = b"data: [DONE]\n\n"
+
+
+def openai_usage(report: Report) -> dict[str, Any]:
+    """Return OpenAI's usage; cached tokens are those that the runner skipped."""
+    return {
+        "prompt_tokens": report.prompt_tokens,
+        "completion_tokens": report.output_tokens,
+        "total_tokens": report.prompt_tokens + report.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": report.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": report.reasoning_tokens},
+    }
+
+
+def anthropic_usage(report: Report) -> dict[str, int]:
+    """Return Anthropic's usage, whose three counts of input add up to the prompt."""
+    return {
+        "input_tokens": report.prefilled_tokens - report.created_tokens,
+        "cache_creation_input_tokens": report.created_tokens,
+        "cache_read_input_tokens": report.cached_tokens,
+        "output_tokens": report.output_tokens,
+    }
+
+
+def anthropic_usage_at_start(start: Start) -> dict[str, int]:
+    """Return what is known of Anthropic's usage before the first token."""
+    return {
+        "input_tokens": start.prompt_tokens - start.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": start.cached_tokens,
+        "output_tokens": 0,
+    }
+
+
+def extras(report: Report) -> dict[str, Any]:
+    """Return what every dialect's answer has beside its own fields."""
+    return {"timings": timings(report), "pool": pool(report)}
+
+
+def timings(report: Report) -> dict[str, float]:
+    """Return times in the names of llama.cpp's server; a rate of nothing is 0.
+
+    ``cache_n`` and ``prompt_n`` add up to the prompt: resumed and computed.
+    """
+    drafts = {"draft_n": report.drafted, "draft_n_accepted": report.accepted}
+    decode_seconds = max(0.0, report.seconds - report.first_token_seconds)
+    return {
+        "cache_n": report.cached_tokens,
+        **_pace("prompt", report.prefilled_tokens, report.prefill_seconds),
+        **_pace("predicted", report.output_tokens, decode_seconds),
+        **(drafts if report.drafted else {}),
+    }
+
+
+def _pace(name: str, tokens: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{name}_n": tokens,
+        f"{name}_ms": seconds * 1e3,
+        f"{name}_per_token_ms": seconds * 1e3 / tokens if tokens else 0.0,
+        f"{name}_per_second": tokens / seconds if seconds else 0.0,
+    }
+
+
+def pool(report: Report) -> dict[str, Any]:
+    """Return what the pool did for a request; never text or tokens."""
+    return {
+        "request": report.number,
+        "reuse": report.reuse,
+        "reason": report.reason,
+        "exact": report.exact,
+        "key": report.key,
+        "lane": report.lane,
+    }
+
+
+def merged(pieces: Iterable[Piece]) -> list[Piece]:
+    """Join neighbours of one kind, so that how a text was cut up does not show."""
+    found: list[Piece] = []
+    for kind, group in groupby(pieces, key=type):
+        same = list(group)
+        if kind is Text:
+            found.append(Text("".join(p.text for p in same if isinstance(p, Text))))
+        elif kind is Reasoning:
+            found.append(Reasoning("".join(p.text for p in same if isinstance(p, Reasoning))))
+        else:
+            found += same
+    return found
+
+
+def event(data: Mapping[str, Any], *, name: str | None = None) -> bytes:
+    """Write one server-sent event, in ASCII: readers differ in what ends a line beyond it."""
+    head = f"event: {name}\n" if name is not None else ""
+    return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

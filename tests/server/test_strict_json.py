@@ -1,0 +1,107 @@
+"""Bodies that are no JSON object, or one that no prompt could hold."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ninfer_pool.server import anthropic, openai
+from ninfer_pool.server.calls import Call
+from ninfer_pool.server.errors import ApiError
+from ninfer_pool.server.strict_json import MAX_DEPTH
+from tests.server.asked import chat, refusal
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "empty"),
+        (b"  \n", "empty"),
+        (b"{", "line 1"),
+        (b"[]", "[]"),
+        (b"[1]", "a list of 1"),
+        (b"null", "null"),
+        (b'"x"', "'x'"),
+        (b"\xff\xfe", "byte 0 is not UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "UTF-8"),
+        (b'\xef\xbb\xbf{"a": 1}', "body"),
+        (b'{"a": 1} x', "Extra data"),
+        (b'{"a": 1, "a": 2}', "'a' is there twice"),
+        (b'{"a": NaN}', "NaN"),
+        (b'{"a": -Infinity}', "-Infinity"),
+        (b'{"a": 1e999}', "too large"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "too large"),
+        (b'{"a": {"b": ["\\ud800"]}}', "a.b[0]: half of a surrogate pair"),
+        (b'{"\\udfff": 1}', "a key"),
+        (b"[" * 200_000, "levels deep"),
+        (b'{"a":' * 200_000, "levels deep"),
+        (b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "levels deep"),
+        (b'{"a": "\x00"}', "control character"),
+    ],
+)
+def test_a_body_that_is_no_json_object_is_refused(body: bytes, says: str) -> None:
+    for parse in (openai.chat_call, openai.completion_call, openai.explain_call):
+        error = refusal(partial(parse, body, {}))
+        assert says in error.message
+        assert error.message.startswith("body: ")
+
+
+def test_what_is_deep_but_allowed_is_no_trouble() -> None:
+    deep: Any = 1
+    for _ in range(MAX_DEPTH - 3):
+        deep = {"a": deep}
+    assert chat(metadata=deep) == chat()
+    assert sys.getrecursionlimit() > 4 * MAX_DEPTH
+
+
+def test_whole_characters_written_as_pairs_are_read() -> None:
+    call = openai.chat_call(
+        b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00 \\u00e9"}]}', {}
+    )
+    assert call.messages[0]["content"] == "\N{GRINNING FACE} é"
+    assert call.model is None
+
+
+WORDS = (
+    "messages role content type text tools function name model stop max_tokens system prompt "
+    "input_schema arguments tool_calls cache_salt chat_template_kwargs thinking cache_control "
+    "temperature user id"
+)
+NAMES = st.sampled_from(WORDS.split())
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["user", "assistant", "tool", "text", "function", "ephemeral", "", "\0"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=5),
+)
+PARSERS = (
+    openai.chat_call,
+    openai.completion_call,
+    openai.explain_call,
+    anthropic.messages_call,
+    anthropic.count_call,
+)
+
+
+@given(body=st.binary() | st.dictionaries(NAMES, VALUES).map(lambda x: json.dumps(x).encode()))
+def test_any_body_is_understood_or_refused(body: bytes) -> None:
+    for parse in PARSERS:
+        found = outcome(partial(parse, body, {}))
+        assert isinstance(found, Call) or (found.status == 400 and 0 < len(found.message) < 500)
+
+
+def outcome(parse: Callable[[], Call]) -> Call | ApiError:
+    """What comes of a body, whatever it is."""
+    try:
+        return parse()
+    except ApiError as error:
+        return error
