@@ -22,14 +22,7 @@ def generate(args: argparse.Namespace) -> None:
     """
     text = prompt_text(args.prompt)
     sampling = sampling_of(args)
-    runner = load_runner(
-        args.model,
-        device=args.device,
-        dtype=args.dtype,
-        kv_dtype=args.kv_dtype,
-        kv_budget=args.kv_budget,
-        draft_tokens=args.draft_tokens,
-    )
+    runner = load(args)
     prompt = raw(runner, text) if args.raw else chat(runner, text, args)
     for number in range(args.repeat):
         running = start(runner, prompt, sampling=sampling, max_tokens=args.max_tokens)
@@ -79,6 +72,22 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
             option = "--" + name.replace("_", "-")
             raise UsageError(f"{option}: at temperature 0 it changes nothing; add --temperature")
     return sampling
+
+
+def load(args: argparse.Namespace) -> Runner:
+    """Load the model with room for its KV.
+
+    Raises:
+        PoolError: a device, folder or size that cannot be used.
+    """
+    return load_runner(
+        args.model,
+        device=args.device,
+        dtype=args.dtype,
+        kv_dtype=args.kv_dtype,
+        kv_budget=args.kv_budget,
+        draft_tokens=args.draft_tokens,
+    )
 
 
 def raw(runner: Runner, text: str) -> Prompt:

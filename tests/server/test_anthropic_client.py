@@ -184,9 +184,9 @@ def test_clients_that_leave_cancel_their_requests(
 def test_errors_are_the_client_s_own(
     client: Client, fields: dict[str, Any], kind: Any, type_: str
 ) -> None:
-    for asked in ({**PLAIN, "messages": HELLO, **fields}, {**PLAIN, "messages": HELLO, **fields}):
+    for stream in (False, True):
         with pytest.raises(kind) as caught:
-            client.messages.create(**asked)
+            client.messages.create(**{**PLAIN, "messages": HELLO, **fields}, stream=stream)
         assert caught.value.body["type"] == "error"
         assert caught.value.body["error"]["type"] == type_
 
