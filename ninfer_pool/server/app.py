@@ -193,7 +193,7 @@ class Routes:
         """POST /pool/explain: a request of any dialect in, why it would hit as it would out."""
         anthropic_shaped = "anthropic-version" in request.headers
         asked = await self._asked(
-            request, anthropic.messages_call if anthropic_shaped else openai.explain_call
+            request, anthropic.count_call if anthropic_shaped else openai.explain_call
         )
         return JSONResponse(status.explanation(self._service, asked))
 

@@ -96,22 +96,19 @@ def _entry(service: Service, info: EntryInfo) -> dict[str, Any]:
 
 
 def _lanes(service: Service, salt: str | None) -> list[dict[str, Any]]:
-    lanes = [_idle(lane) for lane in range(service.runner.pool.config.lanes)]
+    lanes = [_lane(lane, "idle") for lane in range(service.runner.pool.config.lanes)]
     for request in list(service.live.values()):
         running = request.handle.running if request.handle is not None else None
         if running is not None and not running.lease.ended:
             mine = request.asked.call.control.salt == salt
-            lanes[running.lane] = _busy(request) if mine else _taken(running.lane)
+            lanes[running.lane] = _busy(request) if mine else _lane(running.lane, "busy")
     return lanes
 
 
-def _idle(lane: int) -> dict[str, Any]:
-    return {"lane": lane, "state": "idle", "request": None}
-
-
-def _taken(lane: int) -> dict[str, Any]:
-    """Another tenant's: that it is not free is all that is told."""
-    return {"lane": lane, "state": "busy", "request": None}
+def _lane(lane: int, state: str) -> dict[str, Any]:
+    """A lane of which nothing more is told; ``busy``: another tenant's."""
+    nothing = dict.fromkeys(("prompt_tokens", "cached_tokens", "position", "output_tokens"), 0)
+    return {"lane": lane, "state": state, "request": None, **nothing, "reuse": None}
 
 
 def _busy(request: Request) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from typing import NoReturn
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
+pytest.importorskip("torch", reason="needs pip install 'ninfer-pool[server]'")
 pytest.importorskip("uvicorn", reason="needs pip install 'ninfer-pool[server]'")
 
 from playwright.sync_api import Browser, Error, Page, Playwright, sync_playwright
 
-from tests.browser.fake import running
+from tests.server.world import serve
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = (
@@ -60,8 +61,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def url() -> Iterator[str]:
     """The address of a server that nobody has asked anything yet."""
-    with running() as address:
-        yield address
+    with serve(lanes=2) as server:
+        yield server.url
 
 
 @pytest.fixture

@@ -45,10 +45,17 @@ def two(shared: Server) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def wide() -> Iterator[Server]:
-    """Four lanes and bytes for everything that this module does at once."""
+def of_four_lanes() -> Iterator[Server]:
     with serve(lanes=4) as server:
         yield server
+
+
+@pytest.fixture
+def wide(of_four_lanes: Server) -> Iterator[Server]:
+    """A server with four lanes and bytes for everything, empty."""
+    of_four_lanes.runner.pool.clear()
+    yield of_four_lanes
+    of_four_lanes.idle()
 
 
 @pytest.mark.parametrize(("room", "fields"), [(2, {}), (1, {"retain_prefix": False})])
@@ -104,15 +111,15 @@ def test_field_07_a_parent_and_its_children(wide: Server) -> None:
         assert [cached(body) for body in bodies] == kept
         mine = parent.kept()
         assert cached(parent.turn(f"What did they find in step {turn}?")) == mine
-    wide.idle()
 
 
 @pytest.mark.parametrize("name", ["prompt_cache_key", "session_id"])
 def test_field_10_a_compaction_under_the_chats_own_key(two: Server, name: str) -> None:
-    talk = begun(two, 0, **{name: "main"})
+    hint: dict[str, Any] = {name: "main"}
+    talk = begun(two, 0, **hint)
     key = talk.last["pool"]["key"]
     asked = [system(prose(1, 60)), *talk.messages[1:], user("Summarise all this.")]
-    other = two.chat(*asked, enable_thinking=False, **{name: "main"})
+    other = two.chat(*asked, enable_thinking=False, **hint)
     assert cached(other) <= 4  # what any two prompts open with
     assert key in [entry["key"] for entry in two.get("/pool")["entries"]]
     kept = talk.kept()
@@ -136,7 +143,7 @@ def tool_step(number: int, thought: str | None) -> list[dict[str, Any]]:
     ]
 
 
-LOOK = {
+LOOK: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "look",
@@ -262,9 +269,10 @@ def test_field_21_tools_before_a_volatile_line_are_reused_where_they_are_marked(
 def test_field_21_without_marks_the_line_is_named_and_the_third_request_profits(
     tools_first: Server,
 ) -> None:
-    tools = [{"type": "function", "function": look(n)} for n in (1, 2)]
-    for tool in tools:
-        tool["function"]["parameters"] = tool["function"].pop("input_schema")  # type: ignore[index]
+    tools = [
+        {"type": "function", "function": {"name": each["name"], "parameters": each["input_schema"]}}
+        for each in (look(1), look(2))
+    ]
     fields = {"tools": tools, "enable_thinking": False}
     first = tools_first.chat(system(at(1)), "Hello.", **fields)
     seen = explained(tools_first, system(at(2)), "Hello.", **fields)
