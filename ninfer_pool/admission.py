@@ -9,7 +9,7 @@ import numpy as np
 
 from ninfer_pool import index
 from ninfer_pool.entry import Checkpoint
-from ninfer_pool.lease import Grant, Wishes
+from ninfer_pool.grant import Grant, Wishes
 from ninfer_pool.operations import CopyPage
 from ninfer_pool.pages import Pages, Units
 from ninfer_pool.planner import canonical_cuts, plan_captures

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,55 +13,15 @@ import numpy as np
 from ninfer_pool import lifecycle
 from ninfer_pool.entry import Checkpoint, Table
 from ninfer_pool.errors import LeaseError
-from ninfer_pool.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
-from ninfer_pool.pages import Pages, Units
+from ninfer_pool.grant import Grant, Wishes
+from ninfer_pool.operations import LoadImage, Operation, ResetLane, SaveImage
+from ninfer_pool.pages import Pages
 from ninfer_pool.planner import Chunk, plan_chunks
 from ninfer_pool.prompt import KINDS, Prompt, token_bytes
 from ninfer_pool.results import Explanation
-from ninfer_pool.room import Bill
 
 if TYPE_CHECKING:
     from ninfer_pool.pool import PrefixPool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What a request asked for."""
-
-    retain: bool
-    pin: bool
-    priority: int
-    ttl_seconds: float | None
-    claim: bool
-    exact: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class Grant:
-    """What admission settled for a lease."""
-
-    lane: int
-    source: Checkpoint | None
-    """The checkpoint resumed from; guarded until the lease ends."""
-    start: int
-    reserve_tokens: int
-    exact: bool
-    planned: bool
-    """Every capture lies on a canonical cut."""
-    table: Pages
-    """The lane's row of the page table: shared pages first, then its own."""
-    own: Units
-    """What was taken for this lease: pages, and images in reserve or taken since."""
-    spare: list[int]
-    """Images in reserve."""
-    borrowed: Units
-    """What the source holds, counted on until the lease ends."""
-    cuts: tuple[int, ...]
-    captures: list[tuple[int, str]]
-    copies: list[CopyPage]
-    claimed: bool
-    explanation: Explanation
-    bill: Bill
 
 
 class Guard:
@@ -111,6 +70,8 @@ class Lease:
         """Tokens that have KV and state, by what the engine has told."""
         self.key: str | None = None
         """The key of what was committed."""
+        self.retained = 0
+        """How deep the deepest checkpoint lies that it left; 0: it left none."""
 
     # -- what was granted ------------------------------------------------------------------
 

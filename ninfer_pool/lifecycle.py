@@ -122,7 +122,7 @@ def _name_full_hit(pool: PrefixPool, lease: Lease, source: Checkpoint | None) ->
     """What was resumed and not gone past is what the commit retains."""
     kept = source is not None and source.path is not None and lease.wishes.retain
     if lease.key is None and kept and lease.frontier == lease.start:
-        lease.key = _key(pool, lease, lease.start)
+        lease.key, lease.retained = _key(pool, lease, lease.start), lease.start
 
 
 def _key(pool: PrefixPool, lease: Lease, position: int) -> str:
@@ -198,7 +198,7 @@ def _store(
     new = [mark for mark in chosen if mark.path is not None]
     fit_budget(retained, grant.bill, fresh=new, keep=entry)
     retained.note_peaks()
-    lease.key = stretch.key
+    lease.key, lease.retained = stretch.key, stretch.total
     return True
 
 

@@ -14,7 +14,8 @@ from ninfer_pool.config import PoolConfig
 from ninfer_pool.describe import describe
 from ninfer_pool.entry import Checkpoint, Entry
 from ninfer_pool.errors import ConfigError, PromptError
-from ninfer_pool.lease import Lease, Wishes
+from ninfer_pool.grant import Wishes
+from ninfer_pool.lease import Lease
 from ninfer_pool.namespace import Namespace
 from ninfer_pool.planner import canonical_cuts
 from ninfer_pool.prompt import Prompt

@@ -12,6 +12,7 @@ from ninfer_pool.engine.handle import Handle, Outcome, unserved
 from ninfer_pool.errors import PromptError
 from ninfer_pool.lifecycle import releasable
 from ninfer_pool.prompt import Prompt
+from ninfer_pool.results import Pending
 from ninfer_pool.runner import Runner, Running
 from ninfer_pool.runner.requests import check_request, most_pages, needed_pages
 
@@ -43,7 +44,7 @@ class Engine:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
-        self._lanes: OrderedDict[str, int] = OrderedDict()
+        self._lane_of_hint: OrderedDict[str, int] = OrderedDict()
         self._stuck: object = None
         """What the pool was like when the first that waits was refused; it is not asked again
         before something has changed."""
@@ -192,19 +193,22 @@ class Engine:
     def _admit(self) -> None:
         """Admit in order; past one that waits only what cannot delay it."""
         pool = self.runner.pool
+        if self._waiting and pool.free_lanes:
+            for running in self._held():  # what they have crossed is whom others may wait for
+                running.lease.publish()
         blocked: Handle | None = None
         for handle in self._waiting[: LOOKAHEAD + 1]:
             if not pool.free_lanes:
                 return
-            if blocked is None:
-                if self._stuck != (handle, now := self._room()) and self._start(handle):
-                    continue
-                if self._running:
-                    blocked, self._stuck = handle, (handle, now)
-                else:
+            if blocked is not None:
+                if not self._could_delay(blocked, handle):
+                    self._start(handle)
+            elif self._stuck == (handle, now := self._room()) or not self._start(handle):
+                if not self._running:
                     self._refuse(handle)
-            elif not self._could_delay(blocked, handle):
-                self._start(handle)
+                    continue
+                blocked = handle
+                self._stuck = None if handle.pending else (handle, now)
 
     def _room(self) -> object:
         """What must change before a request that was refused has a chance."""
@@ -220,16 +224,17 @@ class Engine:
         """Admit a request, or end it with what it failed with; False where it must wait."""
         hint = handle.hint
         try:
-            found = self.runner.start(
+            found = self.runner.admit(
                 handle.prompt,
                 wait_for_shared=self._wait_for_shared,
-                near=self._lanes.get(hint) if hint is not None else None,
+                near=None if hint is None else self._lane_of_hint.get(hint),
                 **handle.options,
             )
         except Exception as error:  # a restore that cannot be made up for: this request's fault
             self._waiting.remove(handle)
             handle.end(error)
             return True
+        handle.pending = isinstance(found, Pending)
         if not isinstance(found, Running):
             return False
         self._running.append(handle)  # first: `stop` must find it in one of the two
@@ -240,15 +245,15 @@ class Engine:
         return True
 
     def _note_lane(self, hint: str, lane: int) -> None:
-        self._lanes[hint] = lane
-        self._lanes.move_to_end(hint)
-        if len(self._lanes) > HINTS:
-            self._lanes.popitem(last=False)
+        self._lane_of_hint[hint] = lane
+        self._lane_of_hint.move_to_end(hint)
+        if len(self._lane_of_hint) > HINTS:
+            self._lane_of_hint.popitem(last=False)
 
     def _could_delay(self, blocked: Handle, candidate: Handle) -> bool:
         pool = self.runner.pool
         leases = [each.lease for each in self._held()]
-        if pool.free_lanes == 1:  # one that waits for a sibling needs a lane before any ends
+        if blocked.pending and pool.free_lanes == 1:  # it needs a lane before any request ends
             return True
         return delays(
             waiting=needed_pages(self.runner, blocked.prompt, **blocked.options),
@@ -270,8 +275,6 @@ class Engine:
                 continue
             try:
                 self.runner.prefill(running)
-                if self._waiting:
-                    running.lease.publish()
             except Exception as error:
                 self._fail(handle, error)
             else:
@@ -290,17 +293,19 @@ class Engine:
                 handle.push()
 
     def _end(self, handle: Handle, running: Running) -> None:
-        self._running.remove(handle)
         try:
             self.runner.finish(running)
         except Exception as error:
-            self.runner.cancel(running)
-            handle.end(error)
+            self._fail(handle, error)
         else:
+            self._running.remove(handle)
             handle.end(running.result())
 
     def _fail(self, handle: Handle, error: Exception) -> None:
+        """End a request that failed; whatever else goes wrong on the way, its owner is told."""
         assert handle.running is not None
-        self._running.remove(handle)
-        self.runner.cancel(handle.running)
-        handle.end(error)
+        try:
+            self.runner.cancel(handle.running)
+        finally:
+            self._running.remove(handle)
+            handle.end(error)

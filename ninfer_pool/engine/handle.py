@@ -47,6 +47,8 @@ class Handle:
     submitted: float = field(default_factory=time.perf_counter)
     admitted: float = inf
     cancelled: bool = False
+    pending: bool = False
+    """It waits for what a sibling is computing, and was not refused."""
     _given: int = 0
     _tokens: SimpleQueue[int | None] = field(default_factory=SimpleQueue)
     _ended: Event = field(default_factory=Event)

@@ -19,6 +19,7 @@ from ninfer_pool.operations import ResetLane
 from ninfer_pool.planner import Chunk
 from ninfer_pool.pool import PrefixPool
 from ninfer_pool.prompt import Prompt
+from ninfer_pool.results import Pending
 from ninfer_pool.runner.capacity import Capacity, pages_for
 from ninfer_pool.runner.executor import Executor, Turn, layout_of
 from ninfer_pool.runner.model import Model
@@ -213,7 +214,12 @@ class Runner:
 
     # -- several at once -------------------------------------------------------------------
 
-    def start(
+    def start(self, prompt: Prompt, **options: Any) -> Running | None:
+        """Admit a request as `admit` does; None where there is no room or lane, or it must wait."""
+        found = self.admit(prompt, **options)
+        return found if isinstance(found, Running) else None
+
+    def admit(
         self,
         prompt: Prompt,
         *,
@@ -223,8 +229,10 @@ class Runner:
         stop_strings: Sequence[str] = (),
         media: Media = NO_MEDIA,
         **wishes: Any,
-    ) -> Running | None:
+    ) -> Running | Pending | None:
         """Admit a request and restore what it resumes; None where there is no room or lane.
+
+        `Pending` only where ``wait_for_shared`` is asked for, see `PrefixPool.acquire`.
 
         Args:
             stop_tokens: ids that end it; None: the model's own.
@@ -238,19 +246,18 @@ class Runner:
         """
         check_request(self, prompt, max_tokens=max_tokens, stop_strings=stop_strings, media=media)
         stops = StopStrings(self.tokenizer, stop_strings) if stop_strings else None
-        sampler = Sampler(sampling, prompt=prompt.tokens)
         reserve = max_tokens + self.executor.draft_tokens
         while True:
             lease = self.pool.acquire(prompt, reserve_tokens=reserve, **wishes)
             if not isinstance(lease, Lease):
-                return None
+                return lease
             if self._restored(lease):
                 break
         try:
             running = Running(
                 lease=lease,
                 prompt=prompt,
-                sampler=sampler,
+                sampler=Sampler(sampling, prompt=prompt.tokens),
                 max_tokens=max_tokens,
                 stop_tokens=self.model.config.eos_token_ids if stop_tokens is None else stop_tokens,
                 stop_strings=stops,

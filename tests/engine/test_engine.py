@@ -86,17 +86,44 @@ def test_a_long_prompt_holds_the_others_up_by_a_chunk_at_a_time() -> None:
 
 def test_siblings_that_start_together_prefill_their_beginning_once() -> None:
     shop = engine()
-    stem = [(11 * i) % 198 + 1 for i in range(200)]
-    handles = [
-        shop.submit(
-            shop.runner.prompt([*stem, 5 + n, 6, 7], boundaries=[(200, "system"), (203, "turn")]),
-            max_tokens=3,
-            stop_tokens=(),
-        )
-        for n in range(3)
-    ]
+    handles = [sibling(shop, number) for number in range(3)]
     run(shop)
     assert [handle.result().generation.reused for handle in handles] == [0, 200, 200]
+
+
+STEM = [(11 * i) % 198 + 1 for i in range(200)]
+
+
+def sibling(shop: Engine, number: int, *, max_tokens: int = 3) -> Handle:
+    """A request whose first 200 tokens are those of all its siblings."""
+    prompt = shop.runner.prompt(
+        [*STEM, 5 + number, 6, 7], boundaries=[(200, "system"), (203, "turn")]
+    )
+    return shop.submit(prompt, max_tokens=max_tokens, stop_tokens=())
+
+
+def test_who_comes_while_a_sibling_answers_resumes_what_it_has_crossed() -> None:
+    shop = engine()
+    first = sibling(shop, 0, max_tokens=40)
+    while first.running is None or not first.running.ready:
+        shop.step()
+    second = sibling(shop, 1)
+    run(shop)
+    assert second.result().generation.reused == 200
+    assert second.admitted < first.running.ended
+
+
+def test_a_sibling_waits_for_a_prefill_and_never_for_an_answer() -> None:
+    shop = engine(lanes=2, max_entries=2)
+    for seed in (1, 2):  # K is reached: what is computed cannot be seen before its commit
+        submit(shop, seed)
+        run(shop)
+    first, second = sibling(shop, 0, max_tokens=60), sibling(shop, 1)
+    while second.running is None:
+        shop.step()
+    assert first.running is not None
+    assert len(first.running.tokens) < 5
+    run(shop)
 
 
 def test_one_entry_is_resumed_by_several_at_once() -> None:
@@ -298,3 +325,20 @@ def test_a_fault_of_the_loop_itself_leaves_nobody_waiting(
             with pytest.raises(AssertionError, match="a bug"):
                 handle.result(timeout=20)
     assert isinstance(shop.failure, AssertionError)
+
+
+def test_a_failure_to_end_a_request_still_tells_its_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shop = engine(lanes=1)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("disk lost")
+
+    monkeypatch.setattr(shop.runner, "finish", fails)
+    monkeypatch.setattr(shop.runner, "cancel", fails)
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    with shop:
+        handle = submit(shop, 1)
+        with pytest.raises(RuntimeError, match="disk lost"):
+            handle.result(timeout=20)
