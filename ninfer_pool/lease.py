@@ -18,7 +18,7 @@ from ninfer_pool.operations import LoadImage, Operation, ResetLane, SaveImage
 from ninfer_pool.pages import Pages
 from ninfer_pool.planner import Chunk, plan_chunks
 from ninfer_pool.prompt import KINDS, Prompt, token_bytes
-from ninfer_pool.results import Explanation
+from ninfer_pool.results import Explanation, reuse_of
 
 if TYPE_CHECKING:
     from ninfer_pool.pool import PrefixPool
@@ -98,10 +98,7 @@ class Lease:
     @property
     def reuse(self) -> str:
         """``full_reset``, ``append_frontier`` or ``restore_<kind>_checkpoint``."""
-        kind = self.explanation.kind
-        if not self.start or kind is None:
-            return "full_reset"
-        return "append_frontier" if kind == "frontier" else f"restore_{kind}_checkpoint"
+        return reuse_of(self.explanation.kind if self.start else None)
 
     @property
     def exact(self) -> bool:

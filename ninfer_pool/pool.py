@@ -90,13 +90,15 @@ class PrefixPool:
         with self.lock:
             return [describe(self.retained, entry) for entry in self._holders(key)]
 
-    def entries(self, *, where: Callable[[Namespace], bool] | None = None) -> list[EntryInfo]:
-        """Return all entries, or those of some namespaces, the oldest first."""
+    def entries(
+        self, *, where: Callable[[Namespace], bool] | None = None, newest: int | None = None
+    ) -> list[EntryInfo]:
+        """Return all entries, or those of some namespaces, or the newest, the oldest first."""
         with self.lock:
-            found = self.retained.entries.values()
-            return [
-                describe(self.retained, e) for e in found if where is None or where(e.namespace)
-            ]
+            every = self.retained.entries.values()
+            found = [entry for entry in every if where is None or where(entry.namespace)]
+            first = 0 if newest is None else max(0, len(found) - newest)
+            return [describe(self.retained, entry) for entry in found[first:]]
 
     def events(self, since: int = 0) -> list[Event]:
         """Return the events numbered ``since`` and later that are still remembered.

@@ -25,6 +25,13 @@ REASONS = (
 """Every reason that a lookup can have."""
 
 
+def reuse_of(kind: str | None) -> str:
+    """Return the name of the reuse path that a checkpoint of this kind gives; None: of none."""
+    if kind is None:
+        return "full_reset"
+    return "append_frontier" if kind == "frontier" else f"restore_{kind}_checkpoint"
+
+
 class Match(NamedTuple):
     """A position where a prompt can be resumed."""
 

@@ -118,10 +118,14 @@ class Engine:
     # -- the loop --------------------------------------------------------------------------
 
     def __enter__(self) -> Engine:
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Run the loop in a thread of its own."""
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="ninfer-engine", daemon=True)
         self._thread.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -218,6 +222,7 @@ class Engine:
     def _refuse(self, handle: Handle) -> None:
         """Nothing runs and there is still no room: waiting would not help (G4)."""
         self._waiting.remove(handle)
+        handle.refusal = self.runner.pool.last_refusal
         handle.end(unserved(handle, "refused"))
 
     def _start(self, handle: Handle) -> bool:

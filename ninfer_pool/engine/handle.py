@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any
 
 from ninfer_pool.prompt import Prompt
+from ninfer_pool.results import Refusal
 from ninfer_pool.runner import Generation, Running
 
 
@@ -47,6 +48,8 @@ class Handle:
     submitted: float = field(default_factory=time.perf_counter)
     admitted: float = inf
     cancelled: bool = False
+    refusal: Refusal | None = None
+    """Why it was refused, if it was."""
     pending: bool = False
     """It waits for what a sibling is computing, and was not refused."""
     _given: int = 0

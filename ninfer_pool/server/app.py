@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.guard import Guard
 from ninfer_pool.server.metrics import wants_prometheus
 from ninfer_pool.server.reply import Reply, Writers
-from ninfer_pool.server.service import MOST_SHOWN, Service
+from ninfer_pool.server.service import LONG, MOST_SHOWN, Service
 from ninfer_pool.server.settings import Settings
 
 PAGE = Path(__file__).parent / "page"
@@ -149,9 +151,11 @@ class Routes:
     # -- what there is ---------------------------------------------------------------------
 
     async def models(self, _: HttpRequest) -> Response:
-        """GET /v1/models."""
+        """GET /v1/models: what OpenAI's and Anthropic's clients read of it, in one."""
         names = self._service.settings.model_ids
-        return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        data = [self._model(name) for name in names]
+        return JSONResponse({"object": "list", "data": data, **pages})
 
     async def model(self, request: HttpRequest) -> Response:
         """GET /v1/models/{name}."""
@@ -159,10 +163,14 @@ class Routes:
         return JSONResponse(self._model(request.path_params["name"]))
 
     def _model(self, name: str) -> dict[str, Any]:
+        begun = int(self._service.begun)
         return {
             "id": name,
             "object": "model",
-            "created": int(self._service.begun),
+            "type": "model",
+            "display_name": name,
+            "created": begun,
+            "created_at": datetime.fromtimestamp(begun, timezone.utc).isoformat(),
             "owned_by": "ninfer-pool",
             "max_model_len": self._service.runner.max_context,
         }
@@ -195,7 +203,9 @@ class Routes:
         asked = await self._asked(
             request, anthropic.count_call if anthropic_shaped else openai.explain_call
         )
-        return JSONResponse(status.explanation(self._service, asked))
+        if len(asked.prompt) <= LONG:
+            return JSONResponse(status.explanation(self._service, asked))
+        return JSONResponse(await asyncio.to_thread(status.explanation, self._service, asked))
 
     async def clear(self, request: HttpRequest) -> Response:
         """DELETE /pool/entries: one tenant's, or everybody's where no salt is given."""
@@ -235,7 +245,7 @@ class Routes:
         key: str = request.path_params["key"]
         found = self._service.runner.pool.find(key)
         if not any(info.namespace.salt == _salt(request) for info in found):
-            raise ApiError(404, f"no entry has the key {key!r}", param="key")
+            raise ApiError(404, f"no entry has the key {key[:MOST_SHOWN]!r}", param="key")
         return key
 
 

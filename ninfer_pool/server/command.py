@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -34,18 +35,34 @@ def serve(args: argparse.Namespace) -> None:
         PoolError: one line that says what is wrong; nothing was served then.
     """
     check_options(args)
-    listener = listen(args.host, args.port)
-    runner = make_runner(args)
-    service = Service(runner, settings=settings_of(args), tell=say)
-    greet(service, listener, args)
-    config = uvicorn.Config(
-        create_app(service),
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-    )
-    sys.setswitchinterval(SWITCH_SECONDS)
-    uvicorn.Server(config).run(sockets=[listener])
+    with listen(args.host, args.port) as listener:
+        runner = make_runner(args)
+        service = Service(runner, settings=settings_of(args), tell=say)
+        greet(service, listener, args)
+        config = uvicorn.Config(
+            create_app(service),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+        )
+        sys.setswitchinterval(SWITCH_SECONDS)
+        _Server(config, service).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Told to stop once, it lets running requests end; told again, it cancels them."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._told = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._told += 1
+        if self._told == 2:
+            self._service.cancel()
+        else:
+            super().handle_exit(sig, frame)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -90,7 +90,9 @@ def invalid(message: str, *, param: str | None = None, code: str | None = None) 
     return ApiError(400, message, param=param, code=code)
 
 
-def context_exceeded(*, prompt_tokens: int, max_tokens: int, context: int) -> ApiError:
+def context_exceeded(
+    *, prompt_tokens: int, max_tokens: int, context: int, param: str = "messages"
+) -> ApiError:
     """Make the error for a request that its model's context cannot hold.
 
     The words "prompt is too long: N tokens > M maximum" are what agents look for before they
@@ -101,4 +103,4 @@ def context_exceeded(*, prompt_tokens: int, max_tokens: int, context: int) -> Ap
         f"{prompt_tokens} of the prompt and {max_tokens} to generate; this model's maximum "
         f"context length is {context} tokens"
     )
-    return invalid(message, param="messages", code=CONTEXT_EXCEEDED)
+    return invalid(message, param=param, code=CONTEXT_EXCEEDED)

@@ -108,8 +108,9 @@ def check_options(args: argparse.Namespace) -> None:
         raise UsageError("--draft-tokens: nothing drafts with --spec none; needs --spec mtp")
     if args.spec == "mtp" and args.draft_tokens == 0:
         raise UsageError("--spec mtp: --draft-tokens 0 drafts nothing; give 1 to 5")
-    if args.api_key is not None and not args.api_key.isprintable():
-        raise UsageError("--api-key: has characters that no header carries; needs printable ones")
+    key = args.api_key
+    if key is not None and not (key and key == key.strip() and key.isprintable()):
+        raise UsageError("--api-key: empty, or no header carries it; needs printable characters")
 
 
 def _checked(text: str, check: Callable[[str], int]) -> int:

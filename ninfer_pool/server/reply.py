@@ -22,6 +22,7 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
+STOPPING = "cancelled: the server is stopping"
 
 
 class Writer(Protocol):
@@ -59,6 +60,8 @@ class Reply(Response):
         self.background = None
         self._service = service
         self._asked = asked
+        self._begun = False
+        """The head of a stream was sent."""
         self._writer = writers(
             asked.call,
             id=writers.prefix + uuid4().hex,
@@ -72,16 +75,25 @@ class Reply(Response):
         answer = self._stream if self._asked.call.stream else self._whole
         try:
             await answer(request, scope, receive, send)
+        except asyncio.CancelledError:  # only a server that is told to stop gives its tasks up
+            await self._give_up(send)
         finally:
             watch.cancel()
             request.cancel()
+
+    async def _give_up(self, send: Send) -> None:
+        error = ApiError(503, STOPPING)
+        if not self._begun:
+            raise error
+        last = b"".join(self._writer.error(error))
+        await send({"type": "http.response.body", "body": last})
 
     async def _whole(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
         pieces: list[Piece] = []
         async for event in request.events():
             if isinstance(event, Report):
                 if event.finish == "cancelled":  # whoever still listens is told
-                    raise ApiError(503, "cancelled: the server is stopping")
+                    raise ApiError(503, STOPPING)
                 await JSONResponse(self._writer.body(pieces, event))(scope, receive, send)
             elif not isinstance(event, Start):
                 pieces.append(event)
@@ -89,7 +101,10 @@ class Reply(Response):
     async def _stream(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
         events = request.events()
         first = await anext(events)  # a refusal still has a status of its own
+        if isinstance(first, Report):
+            raise ApiError(503, STOPPING)
         head = {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
+        self._begun = True
         await send(head)
         async for part in self._parts(first, events):
             await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -104,6 +119,8 @@ class Reply(Response):
                 yield b"".join(writer.start(first))
             async for event in rest:
                 if isinstance(event, Report):
+                    if event.finish == "cancelled":
+                        raise ApiError(503, STOPPING)
                     yield b"".join(writer.end(event))
                 elif not isinstance(event, Start):
                     part = b"".join(writer.piece(event))

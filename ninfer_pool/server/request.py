@@ -149,10 +149,18 @@ class Request:
             running = handle.running
             made = unserved(handle, "error") if running is None else running.result()
             report = self._report(handle, made, queued=0.0, finish="error")
-            return report, ApiError(500, f"the engine failed: {error}")
+            LOGGER.error("request %d failed", self.number, exc_info=error)
+            return report, ApiError(500, "the engine failed; the server's log says why")
         made, finish = outcome.generation, "error" if self._broken else None
         report = self._report(handle, made, queued=outcome.queued_seconds, finish=finish)
-        return report, _refusal(report) if made.finish == "refused" else report
+        return report, self._refusal(report) if made.finish == "refused" else report
+
+    def _refusal(self, report: Report) -> ApiError:
+        why = self.handle.refusal if self.handle is not None else None
+        sizes = "" if why is None else f": {why.bytes_needed:,} bytes needed, at most "
+        sizes += "" if why is None else f"{why.bytes_freeable:,} can be freed"
+        told = f"no room for {report.prompt_tokens} prompt tokens and what they ask for{sizes}"
+        return ApiError(503, f"{told}; unpin or remove something that is retained")
 
     def _report(
         self, handle: Handle, made: Generation, *, queued: float, finish: str | None = None
@@ -167,7 +175,7 @@ class Request:
             cached_tokens=made.reused,
             output_tokens=len(made.tokens),
             reasoning_tokens=self._thought,
-            retained_tokens=running.lease.frontier if running is not None and made.key else 0,
+            retained_tokens=running.lease.retained if running is not None else 0,
             reuse=made.reuse,
             reason=made.reason,
             exact=made.exact,
@@ -185,11 +193,3 @@ class Request:
             stream=call.stream,
             control=call.control,
         )
-
-
-def _refusal(report: Report) -> ApiError:
-    return ApiError(
-        503,
-        f"no room for {report.prompt_tokens} prompt tokens and what they ask for: "
-        "what is retained is pinned; unpin or remove something",
-    )

@@ -14,6 +14,7 @@ from ninfer_pool.engine import Engine
 from ninfer_pool.errors import PoolError, PromptError
 from ninfer_pool.results import Explanation
 from ninfer_pool.runner import Ask, Chat, Runner
+from ninfer_pool.runner.requests import check_request
 from ninfer_pool.server.calls import Call, Report
 from ninfer_pool.server.errors import ApiError, context_exceeded
 from ninfer_pool.server.metrics import Metrics
@@ -22,9 +23,12 @@ from ninfer_pool.server.request import Asked, Request
 from ninfer_pool.server.request_log import RequestLog, console_line
 from ninfer_pool.server.settings import Settings
 
-LARGE = 64 << 10
+LARGE = 16 << 10
 """Bytes of a body that is worth a thread of its own, lest it hold the others up."""
-RECENT, HISTORY, MOST_SHOWN = 64, 512, 100
+LONG = LARGE // 4
+"""The same in tokens of a prompt."""
+MOST_SHOWN = 100
+"""Characters of what a client sent that an error repeats."""
 
 
 class Service:
@@ -135,13 +139,11 @@ class Service:
         request = Request(
             asked, number=next(self._numbers), tokenizer=self.runner.tokenizer, done=self._done
         )
+        wishes = self._wishes(asked)
         try:
-            request.handle = self.engine.submit(
-                asked.prompt, notify=request.notify, hint=_hint(asked), **self._wishes(asked)
-            )
+            check_request(self.runner, asked.prompt, **wishes)
         except PoolError as error:
             raise ApiError.of(error) from None
-        self.live[request.number] = request
         if self._log is not None:
             control = asked.call.control
             request.logged = self._log.arrive(
@@ -151,13 +153,26 @@ class Service:
                 hint=control.hint,
                 endpoint=asked.call.endpoint,
             )
+        self.live[request.number] = request
+        try:
+            request.handle = self.engine.submit(
+                asked.prompt, notify=request.notify, hint=_hint(asked), **wishes
+            )
+        except PoolError as error:
+            del self.live[request.number]
+            raise ApiError.of(error) from None
         return request
 
     def _check_length(self, asked: Asked) -> None:
         prompt, wanted = len(asked.prompt), self._max_tokens(asked)
         context = self.runner.max_context
         if prompt + wanted > context:
-            raise context_exceeded(prompt_tokens=prompt, max_tokens=wanted, context=context)
+            raise context_exceeded(
+                prompt_tokens=prompt,
+                max_tokens=wanted,
+                context=context,
+                param="messages" if asked.call.text is None else "prompt",
+            )
 
     def _wishes(self, asked: Asked) -> dict[str, Any]:
         call, settings = asked.call, self.settings
@@ -188,8 +203,7 @@ class Service:
         parted = None
         if handle is not None and handle.running is not None:
             parted = handle.running.lease.explanation.diverged_at
-        where = None if parted is None else request.asked.ask.part_at(parted)
-        self.recent.note(Past(report=report, parted_at=parted, parted_in=where))
+        self._remember(request, report, parted)
         self.metrics.note(report)
         if self._log is not None and request.logged is not None:
             self._log.finish(
@@ -200,11 +214,31 @@ class Service:
             )
         self._tell(console_line(report))
 
+    def _remember(self, request: Request, report: Report, parted: int | None) -> None:
+        """Note the request for the page; to tell where it parted may render it once more."""
+
+        def note(where: str | None) -> None:
+            self.recent.note(Past(report=report, parted_at=parted, parted_in=where))
+
+        ask = request.asked.ask
+        if parted is None:
+            note(None)
+        elif report.prompt_tokens <= LONG:
+            note(ask.part_at(parted))
+        else:
+            told = asyncio.get_running_loop().run_in_executor(None, ask.part_at, parted)
+            told.add_done_callback(lambda done: note(None if done.exception() else done.result()))
+
     # -- ending ----------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the engine's thread."""
-        self.engine.__enter__()
+        self.engine.start()
+
+    def cancel(self) -> None:
+        """Cancel whatever runs or waits; their clients are told."""
+        for request in list(self.live.values()):
+            request.cancel()
 
     async def stop(self) -> None:
         """Cancel what runs and stop the engine."""

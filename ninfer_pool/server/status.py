@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from ninfer_pool.namespace import Namespace
-from ninfer_pool.results import EntryInfo
+from ninfer_pool.results import EntryInfo, reuse_of
 from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.recent import Past
 from ninfer_pool.server.request import Asked, Request
 from ninfer_pool.server.service import Service
 
-MOST_ENTRIES = 512
+MOST_ENTRIES = 256
 """Entries that are told one by one, the newest first."""
 
 
@@ -52,24 +52,19 @@ def pool(service: Service, *, salt: str | None) -> dict[str, Any]:
         },
         "pages": {"total": stats.pages_total, "free": stats.pages_free},
         "entries": [_entry(service, info) for info in _visible(service, salt)],
-        "counters": dataclasses.asdict(stats.counters),
+        # They count everybody's requests: an operator's, who asks without a salt.
+        "counters": dataclasses.asdict(stats.counters) if salt is None else None,
         "totals": tenant.totals(),
         "history": list(tenant.history),
         "requests": [_request(past) for past in tenant.requests],
     }
 
 
-def _totals(live: dict[str, Any]) -> dict[str, Any]:
-    """What all requests come to, in the words of this answer."""
-    names = ("requests", "prompt_tokens", "output_tokens", "hit_rate")
-    return {"cached_tokens": live["cache_hit_tokens"], **{name: live[name] for name in names}}
-
-
 def _visible(service: Service, salt: str | None) -> list[EntryInfo]:
     def mine(namespace: Namespace) -> bool:
         return namespace.salt == salt
 
-    return service.runner.pool.entries(where=mine)[: -MOST_ENTRIES - 1 : -1]
+    return service.runner.pool.entries(where=mine, newest=MOST_ENTRIES)[::-1]
 
 
 def _entry(service: Service, info: EntryInfo) -> dict[str, Any]:
@@ -157,7 +152,6 @@ def explanation(service: Service, asked: Asked) -> dict[str, Any]:
     """Return what ``POST /pool/explain`` answers: what the request would find, and why."""
     found = service.explain(asked)
     parted = found.diverged_at
-    kind = "frontier" if found.kind == "frontier" else f"restore_{found.kind}_checkpoint"
     return {
         "reason": found.reason,
         "tokens": found.tokens,
@@ -165,12 +159,10 @@ def explanation(service: Service, asked: Asked) -> dict[str, Any]:
         "resumable": found.resumable,
         "lost": found.lost,
         "kind": found.kind,
-        "reuse": _reuse(kind) if found.resumable else "full_reset",
+        "reuse": reuse_of(found.kind if found.resumable else None),
         "exact": found.exact,
         "diverged_at": parted,
         "diverged_in": None if parted is None else asked.ask.part_at(parted),
-        "evicted_tick": found.evicted_tick,
-        "used_tick": found.used_tick,
         "helps": list(found.helps),
         "boundaries": [list(boundary) for boundary in asked.ask.boundaries],
         "key": service.runner.pool.key(asked.prompt),
@@ -178,13 +170,9 @@ def explanation(service: Service, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _reuse(kind: str) -> str:
-    return "append_frontier" if kind == "frontier" else kind
-
-
 def entry(service: Service, key: str, *, salt: str | None) -> dict[str, Any]:
     """Return what ``GET /pool/entries/{key}`` answers: the entry, and what it means."""
-    entries = [each for each in _visible(service, salt) if each.key == key]
+    entries = [each for each in service.runner.pool.find(key) if each.namespace.salt == salt]
     if not entries:
         raise ApiError(404, f"no entry has the key {key!r}", param="key")
     told = _entry(service, entries[0])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ninfer_pool.results import reuse_of
 from ninfer_pool.sim.relations import Relations
 from ninfer_pool.sim.trace import Request, Trace
 
@@ -24,10 +25,7 @@ class LaneResult(NamedTuple):
     @property
     def reuse(self) -> str:
         """The reuse path, named as `Lease.reuse` names it."""
-        if self.reuse_kind is None:
-            return "full_reset"
-        frontier = self.reuse_kind == "frontier"
-        return "append_frontier" if frontier else f"restore_{self.reuse_kind}_checkpoint"
+        return reuse_of(self.reuse_kind)
 
 
 class Point(NamedTuple):

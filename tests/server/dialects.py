@@ -29,7 +29,7 @@ class Told:
 
 def body_of(path: str, text: str, **fields: Any) -> dict[str, Any]:
     """A greedy request of a few tokens."""
-    asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 6, **fields}
+    asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 3, **fields}
     if path == "/v1/completions":
         return {"prompt": text, **asked}
     return {"messages": [{"role": "user", "content": text}], **asked}

@@ -41,6 +41,20 @@ def talk(server: Server, data: bytes, *, timeout: float = 30) -> bytes:
         return b"".join(iter(lambda: line.recv(65536), b""))
 
 
+def receive(line: socket.socket) -> Answer:
+    """Wait for one whole answer on a connection that stays open."""
+    data = b""
+    while True:
+        more = line.recv(65536)
+        data += more
+        if not more or (b"\r\n\r\n" in data and _whole(answers(data)[-1])):
+            return answers(data)[0]
+
+
+def _whole(answer: Answer) -> bool:
+    return len(answer.body) == int(answer.headers.get("content-length", 0))
+
+
 def request(
     path: str,
     body: Any = b"",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import torch
+import xxhash
+
+from ninfer_pool.runner import Running
 from ninfer_pool.server.request import Asked, Request
 from tests.server.world import Server, chat_body
 
@@ -78,6 +83,12 @@ class Talk:
         return prompted(self.last) - prologue(self.server, self.last)
 
 
+def together(talks: Sequence[Talk], text: str) -> list[Body]:
+    """A turn of each conversation, all at once."""
+    with ThreadPoolExecutor(len(talks)) as crowd:
+        return list(crowd.map(lambda talk: talk.turn(text), talks))
+
+
 def begun(server: Server, number: int, *, words: int = 60, **fields: Any) -> Talk:
     """A conversation of its own, one turn old."""
     talk = Talk(server, [system(prose(number, words))], fields)
@@ -85,19 +96,48 @@ def begun(server: Server, number: int, *, words: int = 60, **fields: Any) -> Tal
     return talk
 
 
+@dataclass
+class Watch:
+    """What a server made of its requests, seen from within."""
+
+    requests: dict[int, Request] = field(default_factory=dict)
+    """By number."""
+    logits: dict[Running | None, str] = field(default_factory=dict)
+    """Digests of those that each request's first token was drawn from."""
+
+    def tokens(self, body: Body) -> list[int]:
+        """The tokens that were made for an answer."""
+        return list(self.requests[body["pool"]["request"]].tokens)
+
+    def bits(self, body: Body) -> tuple[str, list[int]]:
+        """What tells to the bit whether an answer was made as another: states count, not words."""
+        handle = self.requests[body["pool"]["request"]].handle
+        assert handle is not None
+        return self.logits[handle.running], self.tokens(body)
+
+
 @contextmanager
-def watched(server: Server) -> Iterator[dict[int, Request]]:
-    """Collect the server's requests by number, while the block runs."""
-    made: dict[int, Request] = {}
-    inner = server.service.submit
+def watched(server: Server) -> Iterator[Watch]:
+    """Watch the server while the block runs."""
+    seen, runner = Watch(), server.runner
+    inner, tail = server.service.submit, runner.executor.tail_logits
 
     def submit(asked: Asked) -> Request:
         request = inner(asked)
-        made[request.number] = request
+        seen.requests[request.number] = request
         return request
 
-    with mock.patch.object(server.service, "submit", submit):
-        yield made
+    def tail_logits(lane: int) -> torch.Tensor:
+        found = tail(lane)
+        (running,) = (each for each in runner.running if each.lane == lane)
+        seen.logits[running] = xxhash.xxh3_64_hexdigest(found.numpy().tobytes())
+        return found
+
+    with (
+        mock.patch.object(server.service, "submit", submit),
+        mock.patch.object(runner.executor, "tail_logits", tail_logits),
+    ):
+        yield seen
 
 
 @contextmanager
@@ -113,11 +153,6 @@ def prefilled(server: Server) -> Iterator[list[int]]:
 
     with mock.patch.object(executor, "prefill", prefill):
         yield chunks
-
-
-def tokens_of(made: dict[int, Request], body: Body) -> list[int]:
-    """The tokens that were made for an answer."""
-    return list(made[body["pool"]["request"]].tokens)
 
 
 def explained(server: Server, *messages: Message | str, **fields: Any) -> Body:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anthropic
@@ -17,6 +18,7 @@ AsyncClient: Any = anthropic.AsyncAnthropic
 # The client itself has no field for a temperature any more.
 GREEDY: dict[str, Any] = {"model": MODEL, "max_tokens": 10, "extra_body": {"temperature": 0}}
 PLAIN: dict[str, Any] = {**GREEDY, "thinking": {"type": "disabled"}}
+SHORT = {**PLAIN, "max_tokens": 4}
 HELLO = [user("Good morning to you.")]
 LONG = "and so on " * 2000
 SYSTEM = "You are a helper who tells short stories. " * 6
@@ -78,6 +80,15 @@ def test_counting_runs_nothing(client: Client, server: Server) -> None:
     before = server.get("/pool")["counters"]
     assert client.messages.count_tokens(model=MODEL, messages=HELLO, system=SYSTEM).input_tokens
     assert server.get("/pool")["counters"] == before
+
+
+def test_models(client: Client) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.type, model.display_name) == (MODEL, "model", MODEL)
+    assert client.models.retrieve(MODEL) == model
+    assert model.created_at.year > 2000
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("other")
 
 
 def test_the_order_of_events(client: Client) -> None:
@@ -213,17 +224,20 @@ def test_a_conversation_with_titles_resumes_every_time(
 ) -> None:
     # The prologue of an answer is written only before the newest one.
     prologue = len(server.runner.tokenizer.encode("<think>\n\n</think>\n\n"))
+    create = client.messages.create
     messages: list[Any] = []
     before = 0
     for turn in range(5):
         messages.append(user(f"Chapter {turn}, {title}: what happened next?"))
-        body = client.messages.create(**PLAIN, messages=messages, system=SYSTEM)
+        asked = [user(f"Write a title of three words for this: {messages[-2:]}")]
+        more = {**PLAIN["extra_body"], **title}
+        with ThreadPoolExecutor(1) as beside:
+            named = beside.submit(create, **{**SHORT, "extra_body": more}, messages=asked)
+            body = create(**SHORT, messages=messages, system=SYSTEM)
+            assert named.result().usage.output_tokens
         if turn:
             assert body.usage.cache_read_input_tokens == before - prologue
             assert body.model_dump()["pool"]["exact"]
         before = prompt_tokens(body.usage)
         content = [block.model_dump(exclude_none=True) for block in body.content]
         messages.append({"role": "assistant", "content": content})
-        asked = [user(f"Write a title of three words for this: {messages[-2:]}")]
-        more = {**PLAIN["extra_body"], **title}
-        client.messages.create(**{**PLAIN, "extra_body": more}, messages=asked)

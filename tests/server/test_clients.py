@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -15,6 +16,7 @@ from tests.server.world import MODEL, Server, serve
 
 AsyncClient: Any = openai.AsyncOpenAI
 PLAIN: dict[str, Any] = {**GREEDY, "max_tokens": 12, "extra_body": {"enable_thinking": False}}
+SHORT = {**PLAIN, "max_tokens": 4}
 HELLO = [user("Good morning to you.")]
 LONG = "and so on " * 2000
 """More than any test waits for."""
@@ -278,16 +280,19 @@ def test_a_conversation_with_titles_resumes_every_time(
 ) -> None:
     # The prologue of an answer is written only before the newest one.
     prologue = len(server.runner.tokenizer.encode("<think>\n\n</think>\n\n"))
+    create = client.chat.completions.create
     messages: list[Any] = [SYSTEM]
     before = 0
     for turn in range(5):
         messages.append(user(f"Chapter {turn}, {title}: what happened next?"))
-        body = client.chat.completions.create(**PLAIN, messages=messages)
+        asked = [user(f"Write a title of three words for this: {messages[-2:]}")]
+        with ThreadPoolExecutor(1) as beside:
+            named = beside.submit(create, **{**SHORT, "extra_body": title}, messages=asked)
+            body = create(**SHORT, messages=messages)
+            assert named.result().choices
         prompt, reused = counts(body)
         if turn:
             assert reused == before - prologue
             assert body.model_dump()["pool"]["exact"]
         before = prompt
         messages.append(body.choices[0].message.model_dump(exclude_none=True))
-        asked = [user(f"Write a title of three words for this: {messages[-2:]}")]
-        client.chat.completions.create(**{**PLAIN, "extra_body": title}, messages=asked)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -23,6 +22,7 @@ from tests.server.talks import (
     prompted,
     prose,
     system,
+    together,
     user,
 )
 from tests.server.world import MODEL, Server, cached, serve
@@ -106,9 +106,7 @@ def test_field_07_a_parent_and_its_children(wide: Server) -> None:
     parent, *children = (begun(wide, number, words=100) for number in range(10, 14))
     for turn in range(3):
         kept = [child.kept() for child in children]
-        with ThreadPoolExecutor(len(children)) as crowd:
-            bodies = list(crowd.map(lambda child: child.turn(f"Step {turn}?"), children))  # noqa: B023
-        assert [cached(body) for body in bodies] == kept
+        assert [cached(body) for body in together(children, f"Step {turn}?")] == kept
         mine = parent.kept()
         assert cached(parent.turn(f"What did they find in step {turn}?")) == mine
 

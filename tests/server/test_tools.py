@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from anthropic import beta_tool
 
 from tests.server.scripted import Voice, serve_scripted
 from tests.server.sdk import Client, anthropic_of, openai_of, user
@@ -225,11 +226,45 @@ def test_anthropic_what_the_tool_said_resumes_where_the_call_ended(
     assert second.usage.cache_read_input_tokens == prompt + usage.output_tokens - 1
 
 
+def test_openai_s_helper_reads_the_arguments_of_a_stream(openai: Client, voice: Voice) -> None:
+    voice.says(ONE)
+    strict = {**OPENAI_TOOL["function"], "strict": True}  # type: ignore[dict-item]
+    asked = {"model": MODEL, "max_tokens": 200, "messages": ASKED}
+    tools = [{"type": "function", "function": strict}]
+    with openai.chat.completions.stream(**asked, tools=tools) as stream:
+        (done,) = [e for e in stream if e.type == "tool_calls.function.arguments.done"]
+        final = stream.get_final_completion().choices[0]
+    assert done.parsed_arguments == {"city": "Paris"}
+    assert (final.finish_reason, calls_of(final.message)) == (
+        "tool_calls",
+        [("weather", {"city": "Paris"})],
+    )
+
+
+def test_anthropic_s_helper_runs_a_tool_to_the_end(anthropic: Client, voice: Voice) -> None:
+    asked: list[str] = []
+
+    @beta_tool
+    def weather(city: str) -> str:
+        """Tell what the weather will be."""
+        asked.append(city)
+        return "fine"
+
+    voice.says(ONE, "</think>\n\nIt will be fine.")
+    runner = anthropic.beta.messages.tool_runner(
+        model=MODEL, max_tokens=200, messages=ASKED, tools=[weather], thread=False
+    )
+    final = runner.until_done()
+    assert asked == ["Paris"]
+    assert final.content[-1].text == "It will be fine."
+    assert final.usage.cache_read_input_tokens > 0
+
+
 def test_a_loop_without_thoughts_sent_back_stays_exact(
     openai: Client, server: Server, voice: Voice
 ) -> None:
     """Many clients drop what was thought: then each request parts where the answer began."""
-    steps = 6
+    steps = 4
     voice.says(*[ONE] * steps)
     messages, before = list(ASKED), 0
     for step in range(steps):

@@ -84,12 +84,15 @@ def serve(settings: dict[str, Any] | None = None, **options: Any) -> Iterator[Se
     """Run a server while the block runs; ``options`` as `Runner.from_pretrained` takes them."""
     plain: dict[str, Any] = {"dtype": "fp32", "kv_dtype": "fp32", "kv_budget": "64MiB"}
     runner = Runner.from_pretrained(TINY, **{"clock": time.monotonic, **plain, **options})
+    with running(runner, Settings(**{"model_ids": (MODEL,), **(settings or {})})) as server:
+        yield server
+
+
+@contextmanager
+def running(runner: Runner, settings: Settings) -> Iterator[Server]:
+    """Run a server over a runner while the block runs."""
     lines: list[str] = []
-    service = Service(
-        runner,
-        settings=Settings(**{"model_ids": (MODEL,), **(settings or {})}),
-        tell=lines.append,
-    )
+    service = Service(runner, settings=settings, tell=lines.append)
     listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(create_app(service), log_level="error", timeout_graceful_shutdown=2)
     inner = uvicorn.Server(config)
