@@ -43,6 +43,11 @@ COUNTERS: Final = {
     "refused": "Admissions that the pool refused",
 }
 """The pool's counters that are told as they are."""
+TOKENS: Final = {
+    "prompt": "Prompt tokens of requests that ran",
+    "cached": "Prompt tokens that were resumed and not computed",
+    "output": "Tokens that were generated",
+}
 EVICTIONS: Final = {
     "evicted": "evictions",
     "truncated": "truncations",
@@ -55,7 +60,6 @@ GAUGES: Final = {
     "superseded": "Checkpoints that a newer one made useless, the first to go",
     "leases": "Requests that hold a lane",
     "retained_bytes": "Bytes of retained checkpoints, KV and images",
-    "kv_bytes": "Bytes of retained KV alone",
     "image_bytes": "Bytes of retained images alone",
     "pinned_bytes": "Bytes of checkpoints that are pinned or being resumed from",
 }
@@ -110,8 +114,8 @@ class Metrics(Collector):
         self._mutex = threading.Lock()
         self._requests: Counter[str] = Counter()
         self._queries: Counter[tuple[str, str]] = Counter()
-        self._hits: Counter[str] = Counter()
-        self._tokens = {name: Counter[str]() for name in ("prompt", "cached", "output")}
+        self._hits: Counter[tuple[str, str]] = Counter()
+        self._tokens = {name: Counter[tuple[str, str]]() for name in TOKENS}
         self._drafts: Counter[str] = Counter()
         self._first_token = Histogram(WAIT_SECONDS)
         self._queue = Histogram(WAIT_SECONDS)
@@ -144,12 +148,10 @@ class Metrics(Collector):
         pair = (report.reuse, report.reason)
         if pair not in self._queries and len(self._queries) >= LABELS:
             pair = ("other", "other")
-        reuse = pair[0]
         self._queries[pair] += 1
-        self._hits[reuse] += report.cached_tokens > 0
-        self._tokens["prompt"][reuse] += report.prompt_tokens
-        self._tokens["cached"][reuse] += report.cached_tokens
-        self._tokens["output"][reuse] += report.output_tokens
+        self._hits[pair] += report.cached_tokens > 0
+        for name, counts in self._tokens.items():
+            counts[pair] += getattr(report, f"{name}_tokens")
         self._drafts["proposed"] += report.drafted
         self._drafts["accepted"] += report.accepted
         self._queue.add(report.queued_seconds)
@@ -185,19 +187,10 @@ class Metrics(Collector):
 
     def _of_requests(self) -> Iterator[Metric]:
         yield _counter("requests", "Requests that ended", {"finish": self._requests})
-        queries = CounterMetricFamily(
-            PREFIX + "queries", "Lookups of requests that ran", labels=("reuse", "reason")
-        )
-        for pair, count in sorted(self._queries.items()):
-            queries.add_metric(pair, count)
-        yield queries
-        yield _counter("hits", "Requests that resumed something", {"reuse": self._hits})
-        for name, text in (
-            ("prompt", "Prompt tokens of requests that ran"),
-            ("cached", "Prompt tokens that were resumed and not computed"),
-            ("output", "Tokens that were generated"),
-        ):
-            yield _counter(f"{name}_tokens", text, {"reuse": self._tokens[name]})
+        yield _by_outcome("queries", "Lookups of requests that ran", self._queries)
+        yield _by_outcome("hits", "Requests that resumed something", self._hits)
+        for name, text in TOKENS.items():
+            yield _by_outcome(f"{name}_tokens", text, self._tokens[name])
         yield _counter("draft_tokens", "Tokens that the draft head made", {"fate": self._drafts})
 
     def _of_times(self) -> Iterator[Metric]:
@@ -225,9 +218,10 @@ class Metrics(Collector):
         pages = {use: count // size for use, count in uses.items()}
         yield _gauge("bytes", "Bytes of the slab by use", {"use": uses})
         yield _gauge("pages", "Pages of the slab by use", {"use": pages})
-        values = {name: getattr(stats, name, 0) for name in GAUGES} | {"kv_bytes": uses["kv"]}
         for name, text in GAUGES.items():
-            yield GaugeMetricFamily(PREFIX + name, text, value=values[name])
+            yield GaugeMetricFamily(PREFIX + name, text, value=getattr(stats, name))
+        kv = "Bytes of retained KV alone"
+        yield GaugeMetricFamily(PREFIX + "kv_bytes", kv, value=uses["kv"])
         yield GaugeMetricFamily(PREFIX + "running", "Requests in a lane", value=self._running())
         yield GaugeMetricFamily(PREFIX + "queued", "Requests that wait", value=self._queued())
 
@@ -306,6 +300,14 @@ def _rate(part: int, whole: int) -> float:
 
 def _counter(name: str, text: str, values: dict[str, dict[str, int]]) -> Metric:
     return _filled(CounterMetricFamily(PREFIX + name, text, labels=tuple(values)), values)
+
+
+def _by_outcome(name: str, text: str, counts: Counter[tuple[str, str]]) -> Metric:
+    """A counter by reuse path and reason."""
+    family = CounterMetricFamily(PREFIX + name, text, labels=("reuse", "reason"))
+    for pair, count in sorted(counts.items()):
+        family.add_metric(pair, count)
+    return family
 
 
 def _gauge(name: str, text: str, values: dict[str, dict[str, int]]) -> Metric:

@@ -57,11 +57,11 @@ def test_both_formats_say_what_the_reports_said(accept: str) -> None:
     found = read(metrics, accept)
     assert found["queries_total{reason=hit,reuse=restore_turn_checkpoint}"] == 2
     assert found["queries_total{reason=no_entry,reuse=full_reset}"] == 1
-    assert found["hits_total{reuse=restore_turn_checkpoint}"] == 2
-    assert found["hits_total{reuse=full_reset}"] == 0
-    assert found["prompt_tokens_total{reuse=full_reset}"] == 100
-    assert found["cached_tokens_total{reuse=restore_turn_checkpoint}"] == 120
-    assert found["output_tokens_total{reuse=restore_turn_checkpoint}"] == 40
+    assert found["hits_total{reason=hit,reuse=restore_turn_checkpoint}"] == 2
+    assert found["hits_total{reason=no_entry,reuse=full_reset}"] == 0
+    assert found["prompt_tokens_total{reason=no_entry,reuse=full_reset}"] == 100
+    assert found["cached_tokens_total{reason=hit,reuse=restore_turn_checkpoint}"] == 120
+    assert found["output_tokens_total{reason=hit,reuse=restore_turn_checkpoint}"] == 40
     assert found["draft_tokens_total{fate=accepted}"] == 15
     assert found["requests_total{finish=stop}"] == 3
     assert (found["running{}"], found["queued{}"]) == (3, 4)
