@@ -17,9 +17,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import uvicorn
@@ -51,25 +52,38 @@ SHAPES = (
 class Clock:
     """Adds up the runner's own time: in its steps, less what these spend on the pool's behalf."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self) -> None:
         self.nanoseconds = 0
-        self._watch(runner, "prefill", sign=1)
-        self._watch(runner, "decode", sign=1)
-        for name in ("advance", "checkpoint"):
-            self._watch(Lease, name, sign=-1)
-        self._watch(runner.store, "execute", sign=-1)
+        self._inside = False
 
-    def _watch(self, owner: Any, name: str, *, sign: int) -> None:
-        inner = getattr(owner, name)
+    @contextmanager
+    def watching(self, runner: Runner) -> Iterator[None]:
+        """Count while the block runs."""
+        with ExitStack() as patches:
+            for owner, name, own in (
+                (runner, "prefill", True),
+                (runner, "decode", True),
+                (Lease, "advance", False),
+                (Lease, "checkpoint", False),
+                (runner.store, "execute", False),
+            ):
+                timed = self._timed(getattr(owner, name), own=own)
+                patches.enter_context(mock.patch.object(owner, name, timed))
+            yield
 
+    def _timed(self, inner: Any, *, own: bool) -> Any:
         def timed(*args: Any, **options: Any) -> Any:
+            counts = own or self._inside  # what the pool asks for between the steps is not ours
+            self._inside |= own
             begun = time.perf_counter_ns()
             try:
                 return inner(*args, **options)
             finally:
-                self.nanoseconds += sign * (time.perf_counter_ns() - begun)
+                spent = time.perf_counter_ns() - begun
+                self.nanoseconds += (spent if own else -spent) if counts else 0
+                self._inside &= not own
 
-        setattr(owner, name, timed)
+        return timed
 
 
 @contextmanager
@@ -127,36 +141,38 @@ def conversation(service: Service, number: int) -> list[dict[str, str]]:
 
 def measure(repeats: int) -> list[Ratio]:
     """Cold, asked again, and the next turn: each beside the runner's own time."""
-    names = (
-        "one message, cold",
-        "one message, again",
-        "12 turns, cold",
-        "12 turns, again",
-        "13th turn",
-    )
-    taken: dict[str, list[int]] = {name: [] for name in names}
-    own: dict[str, list[int]] = {name: [] for name in taken}
-    with serving() as (service, port):
-        clock = Clock(service.runner)
+    taken: dict[str, list[int]] = {name: [] for name in SHAPES}
+    own: dict[str, list[int]] = {name: [] for name in SHAPES}
+    clock = Clock()
+    with serving() as (service, port), clock.watching(service.runner):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
         def ask(name: str, messages: list[dict[str, str]]) -> None:
             clock.nanoseconds = 0
             taken[name].append(first_token(connection, messages))
             own[name].append(clock.nanoseconds)
+            check(name, service)
 
         for number in range(repeats + 1):
             messages = one_question(number)
-            ask("one message, cold", messages)
-            ask("one message, again", messages)
+            ask(SHAPES[0], messages)
+            ask(SHAPES[1], messages)
             messages = conversation(service, number)
-            ask("12 turns, cold", messages)
-            ask("12 turns, again", messages)
+            ask(SHAPES[2], messages)
+            ask(SHAPES[3], messages)
             reply = {"role": "assistant", "content": "It was a fine morning."}
-            ask("13th turn", [*messages, reply, {"role": "user", "content": "And what then?"}])
+            ask(SHAPES[4], [*messages, reply, {"role": "user", "content": "And what then?"}])
     for times in (*taken.values(), *own.values()):
         del times[0]  # warming up
     return _rows(taken, own)
+
+
+def check(name: str, service: Service) -> None:
+    """A time counts only if the request did what its row says."""
+    report = service.recent.of(None).requests[0].report
+    least = {"cold": 0, "again": report.prompt_tokens, "turn": TOKENS - 100}[name.split()[-1]]
+    assert report.cached_tokens >= least, (name, report)
+    assert "cold" not in name or report.cached_tokens < TOKENS // 10, (name, report)
 
 
 def _rows(taken: dict[str, list[int]], own: dict[str, list[int]]) -> list[Ratio]:
@@ -173,8 +189,8 @@ def _rows(taken: dict[str, list[int]], own: dict[str, list[int]]) -> list[Ratio]
         ratio(
             "first token",
             f"{TOKENS:,} tokens, 13th turn",
-            taken["13th turn"],
-            taken["12 turns, cold"],
+            taken[SHAPES[4]],
+            taken[SHAPES[2]],
             beside="cold",
             at_most=RESUMED,
         )
