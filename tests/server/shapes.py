@@ -106,8 +106,6 @@ EXPLANATION = {
     "exact": bool,
     "diverged_at": (int, NONE),
     "diverged_in": (str, NONE),
-    "evicted_tick": (int, NONE),
-    "used_tick": (int, NONE),
     "helps": [str],
     "boundaries": list,
     "key": str,
