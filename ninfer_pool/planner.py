@@ -9,6 +9,8 @@ from ninfer_pool.prompt import Boundary, Prompt
 
 NEWEST_ONLY = ("turn", "response", "history")
 """Kinds of which a long prompt declares many; only the last of each is worth an image."""
+NEAR_BOUNDARY = 16
+"""A junction at most this many tokens after a declared boundary is taken at the boundary."""
 BEFORE_END = 512
 """Tokens before an undeclared prompt end where many a next prompt parts from this one."""
 
@@ -100,7 +102,8 @@ def plan_captures(
     extra: dict[int, str] = {}
     if not end_logits and end - 1 > start:
         extra[end - 1] = "turn"
-    _add_optional(extra, chosen, junctions, "junction", start=start, worth=worth)
+    parts = [_moved(junction, declared) for junction in junctions]
+    _add_optional(extra, chosen, parts, "junction", start=start, worth=worth)
     if end not in declared:
         _add_optional(extra, chosen, [end - BEFORE_END], "grid", start=start, worth=worth)
     chosen.update(
@@ -113,6 +116,16 @@ def plan_captures(
         for position, kind in chosen.items()
         if position <= prompt.shareable and not prompt.inside_media(position)
     ]
+
+
+def _moved(junction: int, declared: Iterable[int]) -> int:
+    """Return the declared boundary shortly before a junction, if there is one.
+
+    Two chats that part at a message's end share the token that begins the next one. A cut there
+    is not canonical, the boundary's is: what resumes from it stays exact.
+    """
+    before = max((position for position in declared if position <= junction), default=0)
+    return before if junction - before <= NEAR_BOUNDARY and before else junction
 
 
 def _add_optional(

@@ -21,7 +21,7 @@ def sturdy() -> Iterator[Server]:
     """A server with small limits and two names for its model."""
     limits = {"max_request_bytes": MOST_BYTES, "default_max_tokens": 8}
     settings = {"model_ids": (MODEL, "another"), **limits}
-    with serve(settings, max_context=CONTEXT) as server:
+    with serve(settings, max_context=CONTEXT, lanes=2) as server:
         yield server
 
 

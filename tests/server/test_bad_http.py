@@ -134,7 +134,7 @@ def test_requests_that_never_get_whole_hold_nobody_up(server: Server) -> None:
 
 
 def test_a_reader_that_does_not_read_holds_nobody_up(server: Server) -> None:
-    body = chat_body("Tell me all.", stream=True, max_tokens=600, temperature=1, seed=1)
+    body = chat_body("Tell me all.", stream=True, max_tokens=600, temperature=1.5, seed=3)
     with connected(server) as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.sendall(request(CHAT, body))

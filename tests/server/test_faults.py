@@ -20,7 +20,7 @@ PATHS = {"/v1/chat/completions": 503, "/v1/completions": 503, "/v1/messages": 52
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with serve() as found:
+    with serve(lanes=3) as found:
         yield found
         if found.service.engine.failure is None:
             found.chat("Still here?")
@@ -80,7 +80,8 @@ def test_a_loop_that_ends_leaves_nobody_waiting(server: Server) -> None:
     for thread in threads:
         thread.start()
     until = time.monotonic() + 30
-    while server.service.engine.running < 3 and time.monotonic() < until:
+    while server.service.engine.running < 3:
+        assert time.monotonic() < until
         time.sleep(0.005)
     with mock.patch.object(server.service.engine, "step", broken):
         for thread in threads:
