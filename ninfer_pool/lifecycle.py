@@ -5,7 +5,7 @@ Internal: called by `Lease` with the pool's lock held.
 
 from __future__ import annotations
 
-from heapq import heappush
+from heapq import heapify, heappush
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,10 @@ from ninfer_pool.room import choose_retained, fit_budget, fits_free, free_pages
 if TYPE_CHECKING:
     from ninfer_pool.lease import Lease
     from ninfer_pool.pool import PrefixPool
+
+
+SLACK = 64
+"""Deadlines of checkpoints that are gone which may be kept until the rest is tidied."""
 
 
 def extend(pool: PrefixPool, lease: Lease, tokens: int) -> bool:
@@ -189,7 +193,7 @@ def _store(
     entry, stands = retained.attach(
         stretch,
         fresh=chosen,
-        prompt_tokens=len(lease.prompt),
+        prompt_tokens=lease.prompt.asked,
         priority=lease.wishes.priority,
     )
     _set_expiry(pool, lease, stands)
@@ -211,6 +215,9 @@ def _set_expiry(pool: PrefixPool, lease: Lease, marks: list[Checkpoint]) -> None
         mark.expires = max(before, until)
         if before < mark.expires < inf:
             heappush(pool.expiry, (mark.expires, next(pool.serial), mark))
+    if len(pool.expiry) > 2 * pool.retained.checkpoints + SLACK:  # most are of what has gone
+        pool.expiry = [item for item in pool.expiry if item[2].path and item[2].expires == item[0]]
+        heapify(pool.expiry)
 
 
 def quarantine(pool: PrefixPool, lease: Lease) -> None:

@@ -104,6 +104,18 @@ class Prompt:
         array.flags.writeable = False
         return array
 
+    @property
+    def asked(self) -> int:
+        """Where the answer begins: the end, or before the fixed prologue of an answer.
+
+        A prompt that ends with a ``response`` boundary was written up to the ``turn`` boundary
+        before it; what follows that is the template's, and no later prompt needs to repeat it.
+        """
+        if not self.boundaries or self.boundaries[-1] != (len(self), "response"):
+            return len(self)
+        turns = (position for position, kind in reversed(self.boundaries) if kind == "turn")
+        return next(turns, len(self))
+
     def inside_media(self, position: int) -> bool:
         """Say whether ``position`` lies strictly inside a media span, where none may resume."""
         return any(span.begin < position < span.end for span in self.media)

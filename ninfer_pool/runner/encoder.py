@@ -11,7 +11,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import tokenizers
 
 from ninfer_pool.runner.guard import Rendered, any_of
+from ninfer_pool.runner.tokenizer import encode
 
 MEMORY_BYTES = 16 << 20
 """Bytes of remembered stretches, text and ids, that an `Encoder` holds at most."""
@@ -146,7 +147,7 @@ class Encoder:
 
     def _model(self, *, literal: bool) -> Callable[[str], tokenizers.Encoding]:
         inner = self._literal if literal else self._inner
-        return lambda text: inner.encode(text, add_special_tokens=False)
+        return partial(encode, inner)
 
     def _can_split(self, added: list[tokenizers.AddedToken]) -> bool:
         """Say whether every added token is a hard edge, and try it where that can be tried."""

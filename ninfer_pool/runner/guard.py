@@ -83,10 +83,11 @@ class Guard:
     def _mark(self, text: str, mark: str, *, free: bool) -> str:
         if not text:
             return text
-        own = set(self._wholes(text)) | set(self._edges(text, free=free))
-        for position in sorted(own, reverse=True):
-            text = text[:position] + mark + text[position:]
-        return text
+        own = sorted({*self._wholes(text), *self._edges(text, free=free)})
+        if not own:
+            return text
+        parts = (text[begin:end] for begin, end in itertools.pairwise([*own, len(text)]))
+        return mark.join([text[: own[0]], *parts])
 
     def _wholes(self, text: str) -> Iterator[int]:
         """Where control tokens' strings begin, overlapping ones too."""

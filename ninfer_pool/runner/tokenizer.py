@@ -15,6 +15,11 @@ from ninfer_pool.runner.chat_template import ChatTemplate
 FILE = "tokenizer.json"
 
 
+def encode(inner: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    """Encode a text, no token added, while other threads go on: `encode` alone would hold them."""
+    return inner.encode_batch([text], add_special_tokens=False)[0]
+
+
 class Tokenizer:
     """A thin wrapper over a `tokenizers.Tokenizer`.
 
@@ -70,7 +75,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text; O(length)."""
-        ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
+        ids: list[int] = encode(self._inner, text).ids
         return ids
 
     def decode(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:

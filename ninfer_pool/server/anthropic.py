@@ -10,6 +10,7 @@ from pydantic import Field, Tag
 from ninfer_pool.server.anthropic_replies import MessagesWriter
 from ninfer_pool.server.calls import Call
 from ninfer_pool.server.checks import ANTHROPIC, Fields, check, one_of, only, text_or_list
+from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.fields import Body, Fraction, Name, Stop, Whole, sampling, wishes
 from ninfer_pool.server.parts import CacheControl, Conversation, Part
 from ninfer_pool.server.strict_json import read_object
@@ -18,6 +19,7 @@ __all__ = ["COUNT", "MESSAGES", "MessagesWriter", "count_call", "messages_call"]
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 MAX_STOPS = 64
+NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 # -- parts of messages ----------------------------------------------------------------------
 
@@ -191,7 +193,7 @@ class _CountBody(Body):
     mcp_servers: Annotated[Any, only([[]], why="[]: the server calls no others")] = None
     container: Annotated[Any, only([], why="null: the server runs no code")] = None
     compaction: Annotated[Any, only([], why="null: the client compacts")] = None
-    thread: Annotated[Any, only([], why="null: the server keeps no messages")] = None
+    thread: Any = None
     output_format: Annotated[Any, only([], why="null: no format can be forced here")] = None
     # Known, and without effect.
     metadata: dict[str, Any] | None = None
@@ -244,14 +246,18 @@ def count_call(body: bytes, headers: Mapping[str, str]) -> Call:
 
 
 def _call(body: _CountBody, headers: Mapping[str, str], *, endpoint: str) -> Call:
+    if body.thread is not None:  # clients that read the details go on without
+        told = "thread: an object; needs null: the server keeps no messages, send them all"
+        raise ApiError(400, told, param="thread", details=dict(NO_THREADS))
     said = wishes(body, headers, dialect=ANTHROPIC, implied=body.implied())
-    conversation = _conversation(body)
+    conversation, origins = _conversation(body)
     return Call(
         endpoint=endpoint,
         model=body.model,
         messages=tuple(conversation.messages),
         tools=tuple(tool.plain() for tool in body.tools or ()),
         breakpoints=conversation.ordered_breakpoints(),
+        origins=tuple(origins),
         template=said.template,
         control=said.control,
         sampling=sampling(body, temperature=body.temperature),
@@ -263,23 +269,26 @@ def _call(body: _CountBody, headers: Mapping[str, str], *, endpoint: str) -> Cal
     )
 
 
-def _conversation(body: _CountBody) -> Conversation:
+def _conversation(body: _CountBody) -> tuple[Conversation, list[int]]:
+    """Return the messages as a chat template reads them, and which message each came from."""
     conversation = Conversation()
     for index, tool in enumerate(body.tools or ()):
         if tool.cache_control is not None:
             conversation.mark_tool(index)
     if body.system:
         conversation.add("system", _parts(body.system))
-    for message in body.messages:
+    origins = [-1] * len(conversation.messages)
+    for index, message in enumerate(body.messages):
         if isinstance(message, _User):
             _add_user(conversation, message.content)
         elif isinstance(message, _Assistant):
             _add_assistant(conversation, message.content)
         else:
             conversation.add("system", _parts(message.content))
+        origins += [index] * (len(conversation.messages) - len(origins))
     if body.cache_control is not None:
         conversation.mark_end()
-    return conversation
+    return conversation, origins
 
 
 def _parts(content: str | Sequence[_Text] | None) -> list[Part]:

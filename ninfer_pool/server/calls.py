@@ -43,6 +43,9 @@ class Call:
     template: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template, such as ``enable_thinking``."""
     breakpoints: tuple[tuple[int, int], ...] = ()
+    origins: tuple[int, ...] = ()
+    """Which of the request's own messages each of ``messages`` was made from, -1 for its system
+    text; empty where they are the same."""
     sampling: Sampling
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from ninfer_pool.runner import TINY, Runner
 from ninfer_pool.runner.loading import load_runner
 from ninfer_pool.server.app import create_app
 from ninfer_pool.server.options import check_options
+from ninfer_pool.server.request_log import RequestLog
 from ninfer_pool.server.service import Service
 from ninfer_pool.server.settings import MIB, Settings
 
@@ -36,8 +37,9 @@ def serve(args: argparse.Namespace) -> None:
     """
     check_options(args)
     with listen(args.host, args.port) as listener:
+        log = RequestLog(args.request_log_jsonl) if args.request_log_jsonl else None
         runner = make_runner(args)
-        service = Service(runner, settings=settings_of(args), tell=say)
+        service = Service(runner, settings=settings_of(args), log=log, tell=say)
         greet(service, listener, args)
         config = uvicorn.Config(
             create_app(service),
@@ -133,7 +135,6 @@ def settings_of(args: argparse.Namespace) -> Settings:
         retain=not args.no_prefix_reuse,
         single_lane=args.single_lane,
         template=template,
-        log=args.request_log_jsonl,
     )
 
 

@@ -36,6 +36,7 @@ class ApiError(PoolError):
             clients are always told what the status says.
         param: the path of the field at fault, for OpenAI's clients.
         code: a word for programs, for OpenAI's clients; None: what the status says.
+        details: what Anthropic's clients look up to go on in another way.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class ApiError(PoolError):
         kind: str | None = None,
         param: str | None = None,
         code: str | None = None,
+        details: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         fallback = _REQUEST_FAULT if status < 500 else _SERVER_FAULT
@@ -55,6 +57,7 @@ class ApiError(PoolError):
         self.kind = kind or openai_kind
         self.param = param
         self.code = code or openai_code
+        self.details = details
 
     @classmethod
     def of(cls, error: PoolError) -> ApiError:
@@ -82,7 +85,10 @@ class ApiError(PoolError):
 
     def anthropic(self) -> dict[str, Any]:
         """Return the body as Anthropic's clients read it."""
-        return {"type": "error", "error": {"type": self._anthropic_kind, "message": self.message}}
+        error: dict[str, Any] = {"type": self._anthropic_kind, "message": self.message}
+        if self.details is not None:
+            error["details"] = self.details
+        return {"type": "error", "error": error}
 
 
 def invalid(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:

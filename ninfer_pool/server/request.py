@@ -30,6 +30,14 @@ class Asked:
     prompt: Prompt
     arrived: tuple[float, float]
 
+    def part_at(self, position: int) -> str:
+        """Say in which part of the request, as its client wrote it, a token lies."""
+        part, origins = self.ask.part_at(position), self.call.origins
+        if not origins or not part.startswith("messages["):
+            return part
+        origin = origins[int(part[len("messages[") : -1])]
+        return "system" if origin < 0 else f"messages[{origin}]"
+
 
 class Request:
     """A request that was submitted: what the engine makes becomes pieces, then a report.

@@ -42,6 +42,7 @@ class Service:
         runner: Runner,
         *,
         settings: Settings,
+        log: RequestLog | None = None,
         tell: Callable[[str], None] = print,
     ) -> None:
         self.runner = runner
@@ -56,7 +57,7 @@ class Service:
         self.begun = time.time()
         self.recent = Recent()
         self.live: dict[int, Request] = {}
-        self._log = RequestLog(settings.log) if settings.log is not None else None
+        self._log = log
         self._tell = tell
         self._numbers = count(1)
 
@@ -220,13 +221,13 @@ class Service:
         def note(where: str | None) -> None:
             self.recent.note(Past(report=report, parted_at=parted, parted_in=where))
 
-        ask = request.asked.ask
+        asked = request.asked
         if parted is None:
             note(None)
         elif report.prompt_tokens <= LONG:
-            note(ask.part_at(parted))
+            note(asked.part_at(parted))
         else:
-            told = asyncio.get_running_loop().run_in_executor(None, ask.part_at, parted)
+            told = asyncio.get_running_loop().run_in_executor(None, asked.part_at, parted)
             told.add_done_callback(lambda done: note(None if done.exception() else done.result()))
 
     # -- ending ----------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
@@ -25,7 +24,6 @@ class Settings:
         single_lane: every request is retained and takes the place of the last, as in an engine
             with one lane and no pool.
         template: arguments of the chat template where a request says nothing.
-        log: where one JSON line a request goes; None: nowhere.
     """
 
     model_ids: tuple[str, ...]
@@ -38,4 +36,3 @@ class Settings:
     retain: bool = True
     single_lane: bool = False
     template: Mapping[str, Any] = field(default_factory=dict)
-    log: Path | None = None

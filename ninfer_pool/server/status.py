@@ -162,7 +162,7 @@ def explanation(service: Service, asked: Asked) -> dict[str, Any]:
         "reuse": reuse_of(found.kind if found.resumable else None),
         "exact": found.exact,
         "diverged_at": parted,
-        "diverged_in": None if parted is None else asked.ask.part_at(parted),
+        "diverged_in": None if parted is None else asked.part_at(parted),
         "helps": list(found.helps),
         "boundaries": [list(boundary) for boundary in asked.ask.boundaries],
         "key": service.runner.pool.key(asked.prompt),

@@ -55,6 +55,25 @@ def test_field_06_a_hundred_linear_turns_are_one_entry() -> None:
     assert len(shop.pool.entries()) == 1
 
 
+def test_field_06_turns_whose_prologue_is_not_repeated_are_one_entry() -> None:
+    """A chat's next prompt parts at the turn point: before the fixed beginning of the answer."""
+    shop = driver(max_entries=8)
+    turns: list[int] = []
+    boundaries: list[tuple[int, str]] = []
+    for turn in range(20):
+        turns += range(1000 * turn + 1, 1000 * turn + 40)
+        boundaries.append((len(turns), "turn"))
+        prompt = [*turns, 7, 8, 9]  # the prologue, which no later prompt has
+        served = shop.serve(
+            prompt, boundaries=[*boundaries, (len(prompt), "response")], answer=[300_000 + turn, 5, 6]
+        )
+        assert served.start == (boundaries[-2][0] if turn else 0)
+        assert served.exact
+        turns += [300_000 + turn, 6]
+    assert shop.pool.stats().entries == 1
+    assert shop.pool.stats().counters.evictions == 0
+
+
 def test_field_07_a_parent_and_its_children() -> None:
     shop = driver(max_entries=4)
     parent = Chat(shop, 0)

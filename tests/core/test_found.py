@@ -146,3 +146,10 @@ def test_a_boundary_that_min_chunk_drops_is_no_capture() -> None:
         prompt, start=0, cuts=cuts, grid=64, worth=1, end_logits=True, junctions=(), exact=True
     )
     assert [position for position, _ in sorted(captures)] == [8, 29]
+
+
+def test_deadlines_of_what_is_gone_do_not_pile_up() -> None:
+    shop = driver(max_entries=2, clock=lambda: 0.0)
+    for turn in range(200):
+        shop.serve(range(100 * turn, 100 * turn + 20), ttl_seconds=1e6)
+    assert len(shop.pool.expiry) <= 2 * shop.pool.stats().checkpoints + 64

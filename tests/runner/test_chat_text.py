@@ -125,6 +125,14 @@ def test_control_tokens_in_tools_and_calls_stay_text(kind: str, text: str) -> No
     assert told(kind, ask.tokens) == rendered(kind, messages, **options)
 
 
+def test_a_text_full_of_control_tokens_is_marked_once_each() -> None:
+    """It took the square of their number: a megabyte of them held a server up for 18 seconds."""
+    tokens = chat("shipped").ask([user("<|im_end|>" * 50_000)]).tokens.tolist()
+    special = tokenizer("shipped").special_token_ids
+    few = chat("shipped").ask([user("<|im_end|>")]).tokens.tolist()
+    assert [id for id in tokens if id in special] == [id for id in few if id in special]
+
+
 FRAME = "{{ '<|im_' ~ messages[0].content ~ '|>' }}{{ '<' ~ messages[1].content ~ '>' }}"
 
 

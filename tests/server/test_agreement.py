@@ -52,7 +52,7 @@ class Watched:
 def watched(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Watched]:
     log = tmp_path_factory.mktemp("logs") / "log.jsonl"
     options = {"lanes": 2, "max_entries": 6, "draft_tokens": request.param}
-    with serve_scripted({"log": log}, **options) as (server, voice):
+    with serve_scripted(log=log, **options) as (server, voice):
         seen = Watched(server, voice, log)
         executor = server.runner.executor
         inner = executor.prefill

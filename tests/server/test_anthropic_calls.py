@@ -295,3 +295,22 @@ def test_counting_needs_no_limit() -> None:
     assert refusal(lambda: anthropic.messages_call(body, {})).message == (
         "max_tokens: Field required"
     )
+
+
+def test_a_client_that_asks_for_a_thread_is_told_to_go_on_without() -> None:
+    error = refusal(lambda: messages(thread={"type": "create"}))
+    assert error.anthropic()["error"]["details"]["error_code"] == "thread_unsupported_request"
+    assert error.param == "thread"
+    assert "details" not in refusal(lambda: messages(max_tokens=0)).anthropic()["error"]
+
+
+def test_messages_know_which_of_the_request_they_came_from() -> None:
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "4"}
+    use = {"type": "tool_use", "id": "a", "name": "weather", "input": {}}
+    asked = [
+        HELLO,
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "And?"}]},
+    ]
+    assert messages(*asked, system="Be brief.").origins == (-1, 0, 1, 2, 2)
+    assert messages(HELLO).origins == (0,)

@@ -265,7 +265,7 @@ def scraped(server: Server) -> dict[str, float]:
 
 def test_field_41_usage_log_console_metrics_and_runner_agree(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
-    with serve({"log": log}) as server, prefilled(server) as chunks, watched(server) as made:
+    with serve(log=log) as server, prefilled(server) as chunks, watched(server) as made:
         said_by_usage = asked_of_all(server)
         server.idle()
         live = server.get("/metrics")["live"]

@@ -102,6 +102,12 @@ def test_titles_that_leave_nothing_need_no_room_of_their_own(undisturbed: int) -
         assert reused >= 0.95 * undisturbed
 
 
+def test_a_conversation_is_one_entry_however_many_turns_it_has() -> None:
+    with serve() as server:
+        conversation(server, turns=6)
+        assert len(server.get("/pool")["entries"]) == 1
+
+
 def test_with_one_lane_and_no_pool_titles_cost_everything(today: Server) -> None:
     assert conversation(today, turns=4, title={"retain_prefix": False}) == 0
 

@@ -252,7 +252,7 @@ def test_anthropic_s_helper_runs_a_tool_to_the_end(anthropic: Client, voice: Voi
 
     voice.says(ONE, "</think>\n\nIt will be fine.")
     runner = anthropic.beta.messages.tool_runner(
-        model=MODEL, max_tokens=200, messages=ASKED, tools=[weather], thread=False
+        model=MODEL, max_tokens=200, messages=ASKED, tools=[weather]
     )
     final = runner.until_done()
     assert asked == ["Paris"]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ import uvicorn
 from ninfer_pool.runner import TINY, Runner
 from ninfer_pool.server.app import create_app
 from ninfer_pool.server.command import listen
+from ninfer_pool.server.request_log import RequestLog
 from ninfer_pool.server.service import Service
 from ninfer_pool.server.settings import Settings
 
@@ -80,19 +82,23 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def serve(settings: dict[str, Any] | None = None, **options: Any) -> Iterator[Server]:
+def serve(
+    settings: dict[str, Any] | None = None, *, log: Path | None = None, **options: Any
+) -> Iterator[Server]:
     """Run a server while the block runs; ``options`` as `Runner.from_pretrained` takes them."""
     plain: dict[str, Any] = {"dtype": "fp32", "kv_dtype": "fp32", "kv_budget": "64MiB"}
     runner = Runner.from_pretrained(TINY, **{"clock": time.monotonic, **plain, **options})
-    with running(runner, Settings(**{"model_ids": (MODEL,), **(settings or {})})) as server:
+    stated = Settings(**{"model_ids": (MODEL,), **(settings or {})})
+    with running(runner, stated, log=log) as server:
         yield server
 
 
 @contextmanager
-def running(runner: Runner, settings: Settings) -> Iterator[Server]:
+def running(runner: Runner, settings: Settings, *, log: Path | None = None) -> Iterator[Server]:
     """Run a server over a runner while the block runs."""
     lines: list[str] = []
-    service = Service(runner, settings=settings, tell=lines.append)
+    opened = None if log is None else RequestLog(log)
+    service = Service(runner, settings=settings, log=opened, tell=lines.append)
     listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(create_app(service), log_level="error", timeout_graceful_shutdown=2)
     inner = uvicorn.Server(config)
