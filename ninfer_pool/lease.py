@@ -17,7 +17,7 @@ from ninfer_pool.grant import Grant, Wishes
 from ninfer_pool.operations import LoadImage, Operation, ResetLane, SaveImage
 from ninfer_pool.pages import Pages
 from ninfer_pool.planner import Chunk, plan_chunks
-from ninfer_pool.prompt import KINDS, Prompt, token_bytes
+from ninfer_pool.prompt import KINDS, Prompt, check_ids, flat_bytes
 from ninfer_pool.results import Explanation, reuse_of
 
 if TYPE_CHECKING:
@@ -210,25 +210,26 @@ class Lease:
         Raises:
             LeaseError: tokens that are not the prompt's, or past the reserve. Nothing changed.
         """
-        raw = token_bytes(tokens, "tokens")
+        raw = flat_bytes(tokens, "tokens")
         with Guard(self):
             begin, end = self.frontier, self.frontier + len(raw) // 4
             if end > self.reserved:
                 raise LeaseError(
                     f"advance: to {end}; {self.reserved} positions are reserved, see extend()"
                 )
-            inside = min(end, len(self._prompt)) - begin
-            if inside > 0:
+            inside = max(0, min(end, len(self._prompt)) - begin)
+            check_ids(raw[4 * inside :], "tokens")  # those of the prompt were checked with it
+            if inside:
                 self._check_prompt(raw[: 4 * inside], begin)
                 self._follow_cuts(begin, begin + inside)
-            self._generated += raw[4 * max(inside, 0) :]
+            self._generated += raw[4 * inside :]
             self.frontier = end
 
     def _check_prompt(self, raw: memoryview, begin: int) -> None:
-        mine = np.frombuffer(self._prompt.buffer[4 * begin : 4 * begin + len(raw)], dtype=np.int32)
-        different = mine != np.frombuffer(raw, dtype=np.int32)
-        if different.any():
-            at = begin + int(different.argmax())
+        mine = self._prompt.buffer[4 * begin : 4 * begin + len(raw)]
+        if mine.tobytes() != raw.tobytes():  # a copy and memcmp: views compare item by item
+            one, other = (np.frombuffer(each, dtype=np.int32) for each in (mine, raw))
+            at = begin + int((one != other).argmax())
             raise LeaseError(f"advance: the token at {at} is not the prompt's")
 
     def _follow_cuts(self, begin: int, end: int) -> None:

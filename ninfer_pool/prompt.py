@@ -127,6 +127,13 @@ def token_bytes(tokens: Any, field: str) -> memoryview:
     Raises:
         PromptError: not int32, not one-dimensional, or a negative id. O(n).
     """
+    flat = flat_bytes(tokens, field)
+    check_ids(flat, field)
+    return flat
+
+
+def flat_bytes(tokens: Any, field: str) -> memoryview:
+    """Return what `token_bytes` does, whatever the ids are."""
     if isinstance(tokens, (list, tuple)):
         tokens = _from_ints(tokens, field)
     try:
@@ -141,12 +148,15 @@ def token_bytes(tokens: Any, field: str) -> memoryview:
         )
     if not view.c_contiguous:
         view = memoryview(view.tobytes()).cast("i")
-    flat = view.cast("B") if view.format in ("i", "l") else np.asarray(view).view(np.uint8).data
+    return view.cast("B") if view.format in ("i", "l") else np.asarray(view).view(np.uint8).data
+
+
+def check_ids(flat: memoryview, field: str) -> None:
+    """Say no to a negative id among int32 bytes."""
     if flat and int(np.frombuffer(flat, dtype=np.int32).min()) < 0:
         ids = np.frombuffer(flat, dtype=np.int32)
         at = int((ids < 0).argmax())
         raise PromptError(f"{field}[{at}]: {ids[at]}; needs token ids of 0 or more")
-    return flat
 
 
 def _from_ints(tokens: Sequence[Any], field: str) -> Array:
