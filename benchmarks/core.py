@@ -1,4 +1,4 @@
-"""Measure the pool's own operations; write core.json and the docs' table core.md.
+"""Measure the pool's own operations; write core.json and the docs' section.
 
 python benchmarks/core.py [--tiny | --large] [--out FOLDER]
 """
@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from ninfer_pool.bench.core import DEFAULT, LARGE, TINY, run
-from ninfer_pool.bench.report import write_whole
+from ninfer_pool.bench.report import write_section
 
 
 def main() -> None:
@@ -18,13 +18,13 @@ def main() -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--tiny", dest="scale", action="store_const", const=TINY, default=DEFAULT)
     size.add_argument("--large", dest="scale", action="store_const", const=LARGE)
-    parser.add_argument("--out", type=Path, default=Path("docs/measurements"), metavar="FOLDER")
+    parser.add_argument("--out", type=Path, default=Path("docs"), metavar="FOLDER")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "measurements").mkdir(parents=True, exist_ok=True)
     report = run(args.scale, with_peers=False)
     print(report.text())
-    report.write_json(args.out / "core.json")
-    write_whole(args.out / "core.md", report.markdown())
+    report.write_json(args.out / "measurements" / "core.json")
+    write_section(args.out / "performance.md", "core", report.markdown())
 
 
 if __name__ == "__main__":

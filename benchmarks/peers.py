@@ -1,4 +1,4 @@
-"""Measure the pool beside other engines' structures; write peers.json and peers.md.
+"""Measure the pool beside other engines' structures; write peers.json and the docs' section.
 
     python benchmarks/peers.py [--tiny | --large] [--out FOLDER]
 
@@ -12,7 +12,7 @@ import dataclasses
 from pathlib import Path
 
 from ninfer_pool.bench.core import DEFAULT, LARGE, TINY, run
-from ninfer_pool.bench.report import write_whole
+from ninfer_pool.bench.report import write_section
 
 
 def main() -> None:
@@ -21,15 +21,15 @@ def main() -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--tiny", dest="scale", action="store_const", const=TINY, default=DEFAULT)
     size.add_argument("--large", dest="scale", action="store_const", const=LARGE)
-    parser.add_argument("--out", type=Path, default=Path("docs/measurements"), metavar="FOLDER")
+    parser.add_argument("--out", type=Path, default=Path("docs"), metavar="FOLDER")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "measurements").mkdir(parents=True, exist_ok=True)
     # Beyond what peers hold there is nothing to set side by side.
     scale = dataclasses.replace(args.scale, world_bytes=4 * args.scale.peer_tokens, long_tokens=())
     report = run(scale)
     print(report.text())
-    report.write_json(args.out / "peers.json")
-    write_whole(args.out / "peers.md", report.side_by_side())
+    report.write_json(args.out / "measurements" / "peers.json")
+    write_section(args.out / "performance.md", "peers", report.side_by_side())
 
 
 if __name__ == "__main__":

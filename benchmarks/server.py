@@ -1,4 +1,6 @@
-"""Measure what pool and server add to the runner's own time; write server.json and server.md.
+"""Measure what pool and server add to the runner's own time; renew the docs' section.
+
+It also writes server.json.
 
 python benchmarks/server.py [--repeats N] [--out FOLDER]
 
@@ -26,7 +28,7 @@ import torch
 import uvicorn
 
 from ninfer_pool.bench.ratios import Ratio, RatioReport, ratio
-from ninfer_pool.bench.report import write_whole
+from ninfer_pool.bench.report import write_section
 from ninfer_pool.lease import Lease
 from ninfer_pool.runner import TINY, Runner
 from ninfer_pool.server.app import create_app
@@ -202,7 +204,7 @@ def main() -> None:
     """Measure, print the table, write both files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=Path("docs/measurements"), metavar="FOLDER")
+    parser.add_argument("--out", type=Path, default=Path("docs"), metavar="FOLDER")
     args = parser.parse_args()
     torch.set_num_threads(1)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -212,9 +214,9 @@ def main() -> None:
         results=measure(args.repeats),
     )
     print(report.text())
-    args.out.mkdir(parents=True, exist_ok=True)
-    report.write_json(args.out / "server.json")
-    write_whole(args.out / "server.md", report.markdown())
+    (args.out / "measurements").mkdir(parents=True, exist_ok=True)
+    report.write_json(args.out / "measurements" / "server.json")
+    write_section(args.out / "performance.md", "server", report.markdown())
 
 
 if __name__ == "__main__":

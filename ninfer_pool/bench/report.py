@@ -93,6 +93,21 @@ def write_whole(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
+def write_section(page: Path, name: str, text: str) -> None:
+    """Put text between the marks ``<!-- name -->`` and ``<!-- /name -->`` of a page, new or old.
+
+    Raises:
+        ValueError: the page has no such marks; nothing was written.
+    """
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    whole = page.read_text(encoding="utf-8") if page.exists() else f"{begin}{end}\n"
+    head, found, rest = whole.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{page}: no section {name}; needs {begin.strip()} and {end}")
+    write_whole(page, f"{head}{begin}\n{text.strip()}\n\n{end}{tail}")
+
+
 def _case(row: Row) -> tuple[str, str, str, int, int]:
     return row.op, row.probe, row.shape, row.tokens, row.entries
 

@@ -7,7 +7,6 @@ import runpy
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from ninfer_pool import cli
 from ninfer_pool.bench import ratios, serving
 from ninfer_pool.bench import runner as bench_runner
 from ninfer_pool.bench.ratios import Ratio, RatioReport, interleaved, ratio
+from ninfer_pool.bench.report import write_section
 from ninfer_pool.bench.serving import TINY, Bench
 from ninfer_pool.errors import ModelError
 from ninfer_pool.runner import TINY as SHIPPED
@@ -262,10 +262,23 @@ def test_the_benchmark_writes_json_and_table(
     monkeypatch.setattr(bench_runner, "run", lambda scale, **_: report)
     script = str(ROOT / "benchmarks" / "runner.py")
     monkeypatch.setattr(sys, "argv", [script, "--tiny", "--out", str(tmp_path)])
+    page = tmp_path / "performance.md"
+    page.write_text("Before.\n<!-- runner -->\nold\n<!-- /runner -->\nAfter.\n", encoding="utf-8")
     runpy.run_path(script, run_name="__main__")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["runner.json", "runner.md"]
-    table: Any = (tmp_path / "runner.md").read_text(encoding="utf-8")
-    assert "| restore | 96 tokens | cold prefill |" in table
+    assert (tmp_path / "measurements" / "runner.json").is_file()
+    text = page.read_text(encoding="utf-8")
+    assert "| restore | 96 tokens | cold prefill |" in text
+    assert text.startswith("Before.\n<!-- runner -->\n")
+    assert text.endswith("<!-- /runner -->\nAfter.\n")
+    assert "old" not in text
+
+
+def test_a_section_is_put_into_a_new_page_and_into_none_without_its_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    write_section(page, "core", "table\n")
+    assert page.read_text(encoding="utf-8") == "<!-- core -->\n\ntable\n\n<!-- /core -->\n"
+    with pytest.raises(ValueError, match="no section peers"):
+        write_section(page, "peers", "table")
 
 
 def test_runners_of_the_benchmark_have_room_for_its_longest_entry(bench: Bench) -> None:
