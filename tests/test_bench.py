@@ -243,7 +243,8 @@ def test_benchmarks_write_json_and_table(
     script = str(BENCHMARKS / f"{name}.py")
     monkeypatch.setattr(sys, "argv", [script, "--tiny", "--out", str(tmp_path)])
     runpy.run_path(script, run_name="__main__")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.json", f"{name}.md"]
+    assert [path.name for path in (tmp_path / "measurements").iterdir()] == [f"{name}.json"]
+    assert f"<!-- {name} -->" in (tmp_path / "performance.md").read_text(encoding="utf-8")
 
 
 def test_hit_rate_benchmark_writes_json_and_table(

@@ -64,9 +64,8 @@ def test_field_06_turns_whose_prologue_is_not_repeated_are_one_entry() -> None:
         turns += range(1000 * turn + 1, 1000 * turn + 40)
         boundaries.append((len(turns), "turn"))
         prompt = [*turns, 7, 8, 9]  # the prologue, which no later prompt has
-        served = shop.serve(
-            prompt, boundaries=[*boundaries, (len(prompt), "response")], answer=[300_000 + turn, 5, 6]
-        )
+        declared = [*boundaries, (len(prompt), "response")]
+        served = shop.serve(prompt, boundaries=declared, answer=[300_000 + turn, 5, 6])
         assert served.start == (boundaries[-2][0] if turn else 0)
         assert served.exact
         turns += [300_000 + turn, 6]

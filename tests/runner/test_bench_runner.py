@@ -270,7 +270,7 @@ def test_the_benchmark_writes_json_and_table(
     assert "| restore | 96 tokens | cold prefill |" in text
     assert text.startswith("Before.\n<!-- runner -->\n")
     assert text.endswith("<!-- /runner -->\nAfter.\n")
-    assert "old" not in text
+    assert "\nold\n" not in text
 
 
 def test_a_section_is_put_into_a_new_page_and_into_none_without_its_marks(tmp_path: Path) -> None:
