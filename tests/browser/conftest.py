@@ -14,9 +14,11 @@ pytest.importorskip("playwright.sync_api", reason="needs pip install playwright"
 pytest.importorskip("torch", reason="needs pip install 'ninfer-pool[server]'")
 pytest.importorskip("uvicorn", reason="needs pip install 'ninfer-pool[server]'")
 
-from playwright.sync_api import Browser, Error, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Playwright, expect, sync_playwright
 
 from tests.server.world import serve
+
+expect.set_options(timeout=30_000)  # a busy machine draws late; what is right comes at once
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = (
