@@ -17,6 +17,9 @@ from ninfer_pool.prompt import Boundary, Prompt, payload_fields
 from ninfer_pool.results import Explanation, Match
 from ninfer_pool.retained import Retained
 
+FEW_TOKENS = 8
+"""Tokens that no checkpoint is advised for: all prompts of a template begin alike."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Rules:
@@ -347,9 +350,9 @@ def _helps(
     diverged: int | None,
     ghost: Ghost | None,
 ) -> Iterator[str]:
-    if reason in ("diverged", "no_checkpoint_before"):
+    if reason in ("diverged", "no_checkpoint_before") and matched - resumable > FEW_TOKENS:
         yield f"a checkpoint at {matched} would spare {matched - resumable} tokens more"
-    if diverged is not None and reason != "hit":
+    if diverged and reason != "hit":  # at 0 it is another prompt altogether
         yield f"the same token at {diverged} as before (something in the prompt changes there)"
     if ghost is not None and ghost.cause == "evicted":
         pages = -(-ghost.position // config.page_tokens) + config.image_pages

@@ -23,12 +23,12 @@ def generate(args: argparse.Namespace) -> None:
     text = prompt_text(args.prompt)
     sampling = sampling_of(args)
     runner = load(args)
-    prompt = raw(runner, text) if args.raw else chat(runner, text, args)
+    prompt, opening = raw(runner, text) if args.raw else chat(runner, text, args)
     for number in range(args.repeat):
         running = start(runner, prompt, sampling=sampling, max_tokens=args.max_tokens)
         if not number:
             print(f"{args.model or TINY.name}: {runner.capacity}", file=sys.stderr)
-        answer(runner, running)
+        answer(runner, running, opening=opening)
 
 
 def prompt_text(words: list[str]) -> str:
@@ -90,14 +90,16 @@ def load(args: argparse.Namespace) -> Runner:
     )
 
 
-def raw(runner: Runner, text: str) -> Prompt:
-    """Return the text itself as a prompt, without a chat template."""
+def raw(runner: Runner, text: str) -> tuple[Prompt, str]:
+    """Return the text itself as a prompt, without a chat template; nothing opens its answer."""
     ask = Ask.raw(runner.tokenizer.encode(text))
-    return runner.prompt(ask.tokens, boundaries=ask.boundaries)
+    return runner.prompt(ask.tokens, boundaries=ask.boundaries), ""
 
 
-def chat(runner: Runner, text: str, args: argparse.Namespace) -> Prompt:
+def chat(runner: Runner, text: str, args: argparse.Namespace) -> tuple[Prompt, str]:
     """Return a question as the model's template writes it, its boundaries as a server's.
+
+    And what opens the answer: thoughts that begin within the prompt end within the answer.
 
     Raises:
         UsageError: the model has no chat template.
@@ -108,7 +110,8 @@ def chat(runner: Runner, text: str, args: argparse.Namespace) -> Prompt:
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     switches: dict[str, Any] = {} if args.thinking else {"enable_thinking": False}
     ask = Chat(runner.tokenizer).ask([*system, {"role": "user", "content": text}], **switches)
-    return runner.prompt(ask.tokens, boundaries=ask.boundaries)
+    prompt = runner.prompt(ask.tokens, boundaries=ask.boundaries)
+    return prompt, "<think>\n" if ask.thinking else ""
 
 
 def start(runner: Runner, prompt: Prompt, *, sampling: Sampling, max_tokens: int) -> Running:
@@ -124,9 +127,10 @@ def start(runner: Runner, prompt: Prompt, *, sampling: Sampling, max_tokens: int
     return running
 
 
-def answer(runner: Runner, running: Running) -> None:
+def answer(runner: Runner, running: Running, *, opening: str = "") -> None:
     """Run one request, print its text as it comes and then what it took."""
     try:
+        sys.stdout.write(opening)
         show(runner, running, sys.stdout)
         runner.finish(running)
     finally:

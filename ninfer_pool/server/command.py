@@ -45,7 +45,7 @@ def serve(args: argparse.Namespace) -> None:
             create_app(service),
             log_level="warning",
             access_log=False,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
+            timeout_graceful_shutdown=DRAIN_SECONDS + 2,
         )
         sys.setswitchinterval(SWITCH_SECONDS)
         _Server(config, service).run(sockets=[listener])
@@ -61,6 +61,8 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._told += 1
+        if self._told == 1:
+            self._service.drain(DRAIN_SECONDS)
         if self._told == 2:
             self._service.cancel()
         else:

@@ -58,6 +58,7 @@ class Service:
         self.recent = Recent()
         self.live: dict[int, Request] = {}
         self._log = log
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._tell = tell
         self._numbers = count(1)
 
@@ -234,7 +235,18 @@ class Service:
 
     def start(self) -> None:
         """Start the engine's thread."""
+        self._loop = asyncio.get_running_loop()
         self.engine.start()
+
+    def drain(self, seconds: float) -> None:
+        """Give what runs so many seconds more; for a signal's handler."""
+        if self._loop is None or not self.live:
+            return
+        self._tell(
+            f"stopping: {len(self.live)} requests have {seconds:g} seconds; "
+            "a second signal cancels them"
+        )
+        self._loop.call_soon_threadsafe(self._loop.call_later, seconds, self.cancel)
 
     def cancel(self) -> None:
         """Cancel whatever runs or waits; their clients are told."""

@@ -125,7 +125,7 @@ def test_no_stop_token_is_printed(run: Terminal, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Running, "emit", ends_at_once)
     made = run("Good morning.", *SMALL)
-    assert made.out == "\n"
+    assert made.out == "<think>\n\n"  # thoughts begin in the prompt, and end in the answer
     assert "1 new tokens (stop)" in made.err[1]
 
 
@@ -146,7 +146,7 @@ def test_a_character_of_several_tokens_comes_whole(
     monkeypatch.setattr(Running, "emit", speaks)
     monkeypatch.setattr(sys.stdout, "write", written.append)
     run("Good morning.", *SMALL)
-    assert "".join(written) == "é😀 fin\n"
+    assert "".join(written) == "<think>\né😀 fin\n"
     assert not any("\ufffd" in part for part in written)
 
 
@@ -157,7 +157,7 @@ def ask_of(*words: str) -> tuple[str, dict[str, str]]:
     """A chat's text, and what lies before each boundary by kind."""
     args = cli._parse(["generate", *words, *SMALL])
     runner = command.load(args)
-    prompt = command.chat(runner, " ".join(args.prompt), args)
+    prompt, _ = command.chat(runner, " ".join(args.prompt), args)
 
     def text_of(tokens: Any) -> str:
         return runner.tokenizer.decode(map(int, tokens), skip_special=False)
