@@ -18,6 +18,7 @@ BELOW = {
     "core": {"core"},
     "sim": {"sim", "core"},
     "testing": {"testing", "core"},
+    "integrations": {"integrations", "core"},
     "kernels": {"kernels", "core"},
     "store": {"store", "kernels", "core"},
     "runner": {"runner", "store", "kernels", "core"},
@@ -29,7 +30,7 @@ BELOW = {
 }
 CORE_PACKAGES = {"numpy", "xxhash", "sortedcontainers"}
 TENSORS = {"torch", "triton", "transformers"}
-WITH_TENSORS = {"kernels", "store", "runner", "engine", "demo"}
+WITH_TENSORS = {"kernels", "store", "runner", "engine", "demo", "integrations"}
 MEASURES_TENSORS = "ninfer_pool.bench.runner"
 
 

@@ -1,0 +1,40 @@
+"""Causal models of Hugging Face transformers served through a pool (extra ``transformers``).
+
+    pip install "ninfer-pool[transformers]"
+
+A hybrid model's cache refuses to be cropped, so the library computes a whole conversation again
+for every turn. Here the cache object is taken apart into the pool's pages and images and put
+together again at the deepest position that was kept; the model and its ``generate`` stay as they
+are.
+
+    from ninfer_pool.integrations.transformers import PooledModel
+
+    chat = PooledModel(model, pool_bytes=4 << 30)
+    output, report = chat.generate(input_ids, max_new_tokens=200)
+
+Served: a `DynamicCache` of full attention, linear attention, or layers that have both. The same
+cuts of the prefill give the same bits; other cuts give logits that agree to rounding.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401
+    import transformers as _transformers  # noqa: F401
+except ModuleNotFoundError as error:
+    message = f"needs {error.name}; run pip install 'ninfer-pool[transformers]'"
+    raise ModuleNotFoundError(message, name=error.name) from None
+
+from ninfer_pool.integrations.transformers.engine import Engine
+from ninfer_pool.integrations.transformers.identity import namespace_of, weights_digest
+from ninfer_pool.integrations.transformers.pooled import Generated, PooledModel, Report, generate
+
+__all__ = [
+    "Engine",
+    "Generated",
+    "PooledModel",
+    "Report",
+    "generate",
+    "namespace_of",
+    "weights_digest",
+]
