@@ -317,11 +317,19 @@ def _other_identity(retained: Retained, prompt: Prompt, found: Found, resumable:
     for namespace, root in retained.roots.items():
         if namespace.salt == prompt.namespace.salt and namespace != prompt.namespace:
             hops = index.walk(root, prompt.buffer, prompt.attributes)
-            limit = deepest_resume(retained.config, prompt)
-            mark = next(index.marks_upto(hops, limit), None)
-            if mark is not None and mark.position > max(resumable, found.matched):
+            if _depth(retained.config, hops, prompt) > max(resumable, found.matched):
                 return prompt.namespace.first_difference(namespace)
     return None
+
+
+def _depth(config: PoolConfig, hops: list[Hop], prompt: Prompt) -> int:
+    """Return how deep a way could be resumed, were the namespace the prompt's."""
+    limit = deepest_resume(config, prompt)
+    if config.image_bytes:
+        mark = next(index.marks_upto(hops, limit), None)
+        return mark.position if mark is not None else 0
+    position = min(limit, hops[-1][1]) if hops else 0
+    return position if any(True for _ in covering(hops, position)) else 0
 
 
 _FIELDS = dict(zip(b"MQPT", ("media", "positions", "positions", "token_types"), strict=True))

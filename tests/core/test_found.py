@@ -153,3 +153,13 @@ def test_deadlines_of_what_is_gone_do_not_pile_up() -> None:
     for turn in range(200):
         shop.serve(range(100 * turn, 100 * turn + 20), ttl_seconds=1e6)
     assert len(shop.pool.expiry) <= 2 * shop.pool.stats().checkpoints + 64
+
+
+def test_plain_attention_names_what_differs_below_a_longer_sequence() -> None:
+    """Only checkpoints up to the prompt's end were looked at: none, where answers follow it."""
+    shop = driver(image_bytes=0)
+    shop.serve(range(1, 21), answer=[50, 51])
+    other = Namespace(weights="sha256:2", kv_dtype=SPACE.kv_dtype)
+    assert shop.pool.explain(Prompt(list(range(1, 21)), namespace=other)).reason == (
+        "identity:weights"
+    )
