@@ -1,6 +1,6 @@
 """Keys: what names a namespace, an entry or a checkpoint. A key finds; it never confirms.
 
-The encoding is little-endian and length-prefixed; ``docs/reference/keys.md`` has test vectors.
+The encoding is little-endian and length-prefixed; ``docs/reference/formats.md`` has test vectors.
 
 * ``text``   u32 byte length, then UTF-8; an absent text is the length ``0xFFFFFFFF`` alone
 * ``number`` i64
