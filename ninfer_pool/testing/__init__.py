@@ -1,4 +1,15 @@
-"""For our own tests and for engine authors: a symbolic engine, an oracle, Hypothesis strategies.
+"""For our own tests and for engine authors: a symbolic engine, an oracle, the proof kit.
 
-`symbolic`, `oracle` and `driver` need nothing beside the core; `strategies` needs Hypothesis.
+``from ninfer_pool.testing import conformance`` gives the function that proves an engine's
+adapter. `symbolic`, `oracle`, `driver`, `adapter` and `toy` need nothing beside the core;
+`conformance` and `strategies` need Hypothesis and pytest.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # while running it is the module, which can be called: nothing is imported here
+    from ninfer_pool.testing.conformance import conformance
+
+    __all__ = ["conformance"]
