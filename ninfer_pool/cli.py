@@ -67,7 +67,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     args, rest = parser.parse_known_args(_join_negatives(argv))
     unknown = [word for word in rest if word.startswith("-") or "traces" not in args]
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if rest:
         args.traces = [*args.traces, *map(Path, rest)]
     return args
@@ -88,6 +88,7 @@ def _join_negatives(argv: Sequence[str]) -> list[str]:
 class _Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
+        self.set_defaults(parser=self)  # the deepest one's is what a command line ends with
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")

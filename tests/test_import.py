@@ -53,6 +53,14 @@ def test_the_probe_makes_the_others_unimportable(absent: str) -> None:
     assert f"{absent} is not installed here" in run.stderr
 
 
+def test_the_runner_says_what_to_install() -> None:
+    run = imported("ninfer_pool.runner")
+    assert run.returncode == 1
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: needs ")
+    assert last.endswith("; run pip install 'ninfer-pool[runner]'")
+
+
 def test_the_package_root_loads_no_upper_layer() -> None:
     upper = ("ninfer_pool.sim", "ninfer_pool.bench", "ninfer_pool.testing", "ninfer_pool.cli")
     run = imported("ninfer_pool")

@@ -94,6 +94,7 @@ def _scenario(result: Result) -> dict[str, Any]:
         "name": scenario.name,
         "title": scenario.title,
         "happens": scenario.happens,
+        "means": scenario.means,
         "plays": [_play_json(play) for play in result.plays],
     }
 

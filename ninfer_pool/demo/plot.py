@@ -51,11 +51,15 @@ def page(results: Sequence[Result]) -> str:
         for panel, (title, _) in PANELS.items()
     ]
     parts = [f"<p>{escape(HEADLINE)}.</p>", f'<div class="panels">{"".join(drawings)}</div>']
-    parts.append(f"<p>{escape(' '.join(LEGEND))}</p>")
+    parts.append(_lines("\n".join(LEGEND)))
     for each in sections(results):
-        parts.append(f"{table_html(each.table)}<p>{escape(each.shows)}</p>")
+        parts.append(f"{table_html(each.table)}{_lines(each.shows)}")
     name = "ninfer-pool demo"
     return document("\n".join(parts), heading=name, title=name)
+
+
+def _lines(text: str) -> str:
+    return f"<p>{escape(text)}</p>".replace("\n", "<br>")
 
 
 def panel_svg(results: Sequence[Result], panel: str) -> str:

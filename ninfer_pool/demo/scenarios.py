@@ -44,12 +44,13 @@ FULL, QUICK = Size(), Size(turns=3, steps=2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A script, with what a reader is told before it; without ``happens`` it is a comparison."""
+    """A script, with what a reader is told of it; without ``happens`` it is a comparison."""
 
     name: str
     title: str
     script: Callable[[Size], Script]
     happens: str = ""
+    means: str = ""
 
 
 def repeat(_: Size) -> Script:
@@ -165,14 +166,24 @@ SCENARIOS = (
         script=alternate,
         happens="a request A, another one, B, then A again, twice.",
     ),
-    Scenario(name="turns", title="turns without titles", script=turns),
+    Scenario(
+        name="turns",
+        title="turns without titles",
+        script=turns,
+        means="the conversation of table 3, without the requests for titles.",
+    ),
     Scenario(
         name="titles",
         title="turns with titles",
         script=titled,
         happens="after each turn of a conversation its client asks for a title.",
     ),
-    Scenario(name="titles_unretained", title="titles not retained", script=titled_unretained),
+    Scenario(
+        name="titles_unretained",
+        title="titles not retained",
+        script=titled_unretained,
+        means="table 3 again, its requests for titles with retain_prefix: false.",
+    ),
     Scenario(
         name="agents",
         title="sub-agents",
@@ -185,7 +196,12 @@ SCENARIOS = (
         script=compaction,
         happens="half-way a conversation is summed up and goes on from its summary.",
     ),
-    Scenario(name="together", title="all at once", script=together),
+    Scenario(
+        name="together",
+        title="all at once",
+        script=together,
+        means="the requests of tables 1 to 5, one of each in turn.",
+    ),
 )
 
 

@@ -15,11 +15,11 @@ from ninfer_pool.sim.report import Table, percent
 
 HEADLINE = "Everyday requests with one retained lane, as engines have it today, and with the pool"
 LEGEND = (
-    "today: one retained lane, which can resume only what ran last; K=n: the pool with n",
-    "conversations retained. Each table starts with nothing retained. In it, below today and below",
-    "K=n: prompt tokens cached; where they were resumed (none: full_reset; frontier:",
-    "append_frontier; turn, response, system: restore_turn_checkpoint and so on); milliseconds to",
-    "the first token; the reason, hit or why not more was cached.",
+    "today: prompt tokens cached by one retained lane, which can resume only what ran last",
+    "K=n: the same by the pool with n conversations retained; both start with nothing",
+    "resumed at: none (full_reset), frontier (append_frontier), turn (restore_turn_checkpoint) …",
+    "ms: milliseconds to the first token; on a busy machine the times vary",
+    "reason: hit, or why not more was cached",
 )
 _SHORT = {"full_reset": "none", "append_frontier": "frontier"}
 
@@ -28,7 +28,7 @@ Results = Mapping[str, Result]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A table, whose title says what happens, and a line that says what it shows."""
+    """A table, whose title says what happens, and what it shows: a line, or some more."""
 
     table: Table
     shows: str
@@ -133,6 +133,12 @@ def rates_show(results: Results) -> str:
     )
 
 
+def names(results: Results) -> list[str]:
+    """What the scenarios are that no table of requests has told of, a line each."""
+    every = [result.scenario for result in results.values()]
+    return [f"{each.title}: {each.means}" for each in every if not each.happens]
+
+
 def times_show(results: Results) -> str:
     """What the table of times shows, with its numbers."""
     today, pool = results["together"].today, results["together"].pool
@@ -169,6 +175,6 @@ def sections(results: Sequence[Result]) -> list[Section]:
         found.append(Section(table=table, shows=shown))
     if len(results) == len(SCENARIOS):
         rates, times = rate_table(named), time_table(named)
-        found.append(Section(table=rates, shows=rates_show(named)))
+        found.append(Section(table=rates, shows="\n".join([rates_show(named), *names(named)])))
         found.append(Section(table=times, shows=times_show(named)))
     return found

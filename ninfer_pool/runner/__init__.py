@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ninfer_pool.runner.chat import Ask, Chat
-from ninfer_pool.runner.model import Model
-from ninfer_pool.runner.runner import Runner
-from ninfer_pool.runner.running import Generation, Media, Running, media_digest
-from ninfer_pool.runner.sampling import Sampling
-from ninfer_pool.runner.tokenizer import Tokenizer
+try:
+    from ninfer_pool.runner.chat import Ask, Chat
+    from ninfer_pool.runner.model import Model
+    from ninfer_pool.runner.runner import Runner
+    from ninfer_pool.runner.running import Generation, Media, Running, media_digest
+    from ninfer_pool.runner.sampling import Sampling
+    from ninfer_pool.runner.tokenizer import Tokenizer
+except ModuleNotFoundError as error:
+    if (error.name or "ninfer_pool").startswith("ninfer_pool"):
+        raise
+    message = f"needs {error.name}; run pip install 'ninfer-pool[runner]'"
+    raise ModuleNotFoundError(message, name=error.name) from None
 
 TINY = Path(__file__).parent / "tiny"
 """The folder of the small trained model that comes with the package."""

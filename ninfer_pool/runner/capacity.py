@@ -48,7 +48,7 @@ class Capacity:
         return (
             f"{whole} in {self.num_pages:,} pages: {self.tokens:,} tokens of KV, or "
             f"{self.conversations:,} conversations of {TYPICAL_TOKENS:,} tokens with "
-            f"{TYPICAL_IMAGES} checkpoints (an image takes {format_bytes(self.image_bytes)})"
+            f"{TYPICAL_IMAGES} checkpoints (a saved state takes {format_bytes(self.image_bytes)})"
         )
 
 
@@ -58,13 +58,13 @@ def pages_for(layout: Layout, budget: int | str | None, *, device: torch.device)
     None: 85 % of what is free now on CUDA; on a CPU a quarter of it, at most 4 GiB.
 
     Raises:
-        ConfigError: not a size, or too small for one lane and one image.
+        ConfigError: not a size, or too small for one lane and one saved state.
     """
     size = _free(device) if budget is None else _bytes(budget)
     pages, least = size // layout.page_bytes, 1 + layout.image_pages
     if pages < least:
         raise ConfigError(
-            f"kv_budget: {format_bytes(size)}; one lane and one image need "
+            f"kv_budget: {format_bytes(size)}; one lane and one saved state need "
             f"{format_bytes(least * layout.page_bytes)}"
         )
     return pages

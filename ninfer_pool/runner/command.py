@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from ninfer_pool.errors import ConfigError, UsageError
+from ninfer_pool.errors import UsageError
 from ninfer_pool.prompt import Prompt
 from ninfer_pool.runner import TINY, Ask, Chat, Generation, Runner, Running, Sampling
 from ninfer_pool.runner.loading import load_runner
@@ -119,11 +119,11 @@ def start(runner: Runner, prompt: Prompt, *, sampling: Sampling, max_tokens: int
 
     Raises:
         PromptError: it is longer than the model's context.
-        ConfigError: it does not fit the slab.
+        UsageError: it does not fit the slab.
     """
     running = runner.start(prompt, sampling=sampling, max_tokens=max_tokens)
     if running is None:
-        raise ConfigError(f"kv_budget: no room for {len(prompt)} + {max_tokens} tokens; needs more")
+        raise UsageError(f"--kv-budget: no room for {len(prompt)} + {max_tokens} tokens; give more")
     return running
 
 
@@ -169,7 +169,7 @@ def summary(made: Generation) -> str:
         f"{made.prompt_tokens} prompt tokens, {made.reused} reused ({made.reuse}{exact})",
         f"{len(made.tokens)} new tokens ({made.finish})",
         f"first after {1000 * made.first_token_seconds:.1f} ms, "
-        f"then {made.tokens_per_second:.1f} a second",
+        f"then {made.tokens_per_second:.1f} tokens a second",
     ]
     if made.drafted:
         parts.append(f"{made.accepted} of {made.drafted} drafts accepted")

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from ninfer_pool.errors import UsageError
+from ninfer_pool.errors import PoolError, UsageError
 from ninfer_pool.runner import TINY, Runner
+
+OPTIONS = {
+    name: "--" + name.replace("_", "-")
+    for name in (
+        *("draft_tokens", "dtype", "kv_budget", "kv_dtype", "lanes", "max_context"),
+        *("max_entries", "min_chunk", "policy", "affinity"),
+    )
+} | {"grid": "--prefill-chunk"}
+"""The option of each field that a command line sets, as a complaint begins with it."""
 
 
 def load_runner(model: str | None, *, kv_budget: str | None, device: str, **options: Any) -> Runner:
@@ -19,12 +30,27 @@ def load_runner(model: str | None, *, kv_budget: str | None, device: str, **opti
     """
     check_device(device)
     try:
-        return Runner.from_pretrained(model or TINY, device=device, kv_budget=kv_budget, **options)
+        with options_named():
+            return Runner.from_pretrained(
+                model or TINY, device=device, kv_budget=kv_budget, **options
+            )
     except (MemoryError, RuntimeError) as error:
         if "memory" not in str(error):  # what cannot be allocated; all else is our own bug
             raise
         budget = kv_budget or "what is free"
         raise UsageError(f"--kv-budget: no memory for the model and {budget}; give less") from None
+
+
+@contextmanager
+def options_named() -> Iterator[None]:
+    """Let what is refused name the option that a person typed, not the field that it set."""
+    try:
+        yield
+    except PoolError as error:
+        field, colon, rest = str(error).partition(": ")
+        if not colon or field not in OPTIONS:
+            raise
+        raise UsageError(f"{OPTIONS[field]}: {rest}") from error
 
 
 def check_device(name: str) -> None:

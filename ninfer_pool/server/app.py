@@ -209,7 +209,7 @@ class Routes:
 
     async def clear(self, request: HttpRequest) -> Response:
         """DELETE /pool/entries: one tenant's, or everybody's where no salt is given."""
-        return JSONResponse({"removed": status.clear(self._service, salt=_salt(request))})
+        return JSONResponse(status.clear(self._service, salt=_salt(request)))
 
     async def entry(self, request: HttpRequest) -> Response:
         """GET /pool/entries/{key}."""

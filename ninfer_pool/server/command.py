@@ -37,6 +37,7 @@ def serve(args: argparse.Namespace) -> None:
     """
     check_options(args)
     with listen(args.host, args.port) as listener:
+        say(f"loading {(args.model_id or [default_id(args.model)])[0]} …")
         log = RequestLog(args.request_log_jsonl) if args.request_log_jsonl else None
         runner = make_runner(args)
         service = Service(runner, settings=settings_of(args), log=log, tell=say)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from ninfer_pool.sim.options import parse_count
 
 KEY_VARIABLE = "NINFER_POOL_API_KEY"
 MOST_LANES = 8
+MOST_PORT = 65535
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
+"""As browsers send it; they leave a scheme's own port out."""
 Add = Callable[..., argparse.Action]
 
 
@@ -31,7 +35,7 @@ def _add_server(add: Add) -> None:
     key = os.environ.get(KEY_VARIABLE) or None
     add("--api-key", metavar="KEY", default=key, help=f"asked for (default: ${KEY_VARIABLE})")
     origin = "a page's origin that may call, such as https://chat.example; * for all"
-    add("--cors", metavar="ORIGIN", action="append", default=[], help=origin)
+    add("--cors", metavar="ORIGIN", type=_origin, action="append", default=[], help=origin)
     add("--max-request-mib", metavar="N", type=_count, default=32, help="default: 32")
     add("--max-queue", metavar="N", type=_count, default=256, help="that wait (default: 256)")
     add(
@@ -54,7 +58,13 @@ def _add_model(add: Add) -> None:
     add("--dtype", choices=("fp32", "bf16", "fp16"), help="default: what suits the device")
     add("--max-context", metavar="N", type=_count, help="tokens (default: the model's)")
     add("--spec", choices=("none", "mtp"), help="mtp: the model's own draft head (default: none)")
-    add("--draft-tokens", metavar="N", type=int, choices=range(6), help="with mtp (default: 3)")
+    add(
+        "--draft-tokens",
+        metavar="N",
+        type=int,
+        choices=range(6),
+        help="turns --spec mtp on (default with it: 3)",
+    )
     add("--prefill-chunk", metavar="N", type=_count, default=2048, help="default: 2048")
 
 
@@ -133,4 +143,13 @@ def _index(text: str) -> int:
 
 
 def _port(text: str) -> int:
-    return 0 if text == "0" else _checked(text, lambda each: parse_count(each, largest=65535))
+    if not re.fullmatch("[0-9]{1,5}", text) or int(text) > MOST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r}: write a whole number from 0 to {MOST_PORT}")
+    return int(text)
+
+
+def _origin(text: str) -> str:
+    if text != "*" and not _ORIGIN.fullmatch(text):
+        wanted = "an origin as browsers send it, such as https://chat.example, or *"
+        raise argparse.ArgumentTypeError(f"{text!r}: write {wanted}")
+    return text

@@ -222,9 +222,13 @@ def _fate(told: dict[str, Any]) -> Iterable[str]:
         yield f"{len(superseded)} of its checkpoints are superseded: they go before any entry does."
 
 
-def clear(service: Service, *, salt: str | None) -> int:
-    """Remove a tenant's entries, or everybody's where no salt is given; return how many went."""
+def clear(service: Service, *, salt: str | None) -> dict[str, int]:
+    """Remove a tenant's entries, or everybody's where no salt is given; tell how many went.
+
+    What is pinned or being resumed from is kept.
+    """
     inner = service.runner.pool
-    if salt is None:
-        return inner.clear()
-    return sum(inner.evict(info.key) for info in inner.entries(where=lambda n: n.salt == salt))
+    with inner.lock:
+        found = inner.entries(where=None if salt is None else lambda n: n.salt == salt)
+        removed = inner.clear() if salt is None else sum(inner.evict(info.key) for info in found)
+    return {"removed": removed, "kept": len(found) - removed}

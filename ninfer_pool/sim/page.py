@@ -27,9 +27,10 @@ p { margin: .25rem 0; color: var(--muted); }
 figure { flex: 1 1 20rem; min-width: 0; max-width: 32rem; margin: .75rem 0; }
 svg { width: 100%; height: auto; display: block; stroke-linejoin: round; }
 svg text { font-family: system-ui, sans-serif !important; }
-.table { overflow-x: auto; margin: 1.25rem 0; }
+.table { overflow-x: auto; margin: 1.25rem 0; container-type: inline-size; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding-bottom: .25rem; }
+caption span { display: inline-block; position: sticky; left: 0; max-width: 100cqw; }
 th, td { padding: .15rem .75rem .15rem 0; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--grid); }
 th { color: var(--muted); font-weight: 500; } .left { text-align: left; }
@@ -115,7 +116,7 @@ def table_html(table: Table) -> str:
         for row in table.rows
         if row
     )
-    caption = f"<caption>{escape(table.title)}</caption>"
+    caption = f"<caption><span>{escape(table.title)}</span></caption>"
     return f'<div class="table"><table>{caption}\n<tr>{head}</tr>\n{rows}\n</table></div>'
 
 

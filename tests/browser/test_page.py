@@ -247,10 +247,35 @@ def test_bytes_are_told_apart_by_use(page: Page, url: str) -> None:
     said["bytes"] |= {"total": 200 * mib, "free": 120 * mib, "running": 5 * mib, "pinned": 7 * mib}
     page.route("**/pool", lambda route: route.fulfill(json=said))
     legend = page.locator("#memory-legend")
-    for words in ("KV10.0 MiB", "images20.0 MiB", "running5.0 MiB", "free120 MiB", "pinned7.0 MiB"):
+    for words in ("KV10.0 MiB", "states20.0 MiB", "running5.0 MiB", "free120 MiB", "pinned7.0 MiB"):
         expect(legend).to_contain_text(words)
     expect(legend).to_contain_text("shared or other tenants’45.0 MiB")
-    expect(entries(page).first).to_contain_text("10.0 MiB KV + 20.0 MiB images")
+    expect(entries(page).first).to_contain_text("10.0 MiB KV + 20.0 MiB states")
+
+
+def test_many_small_entries_share_a_stretch_of_the_bar(page: Page, url: str) -> None:
+    ask(page, url, FIRST)
+    said = pool(page, url)
+    mib, entry = 2**20, said["entries"][0]
+    large, small = (
+        {"bytes": size, "kv_bytes": size // 4, "image_bytes": size * 3 // 4}
+        for size in (80 * mib, mib // 8)
+    )
+    said["entries"] = [
+        entry | (large if n == 0 else small) | {"key": f"{n:032x}", "pinned": n == 7}
+        for n in range(61)
+    ]
+    held = 80 * mib + 60 * mib // 8
+    said["bytes"] |= {"total": 200 * mib, "free": 200 * mib - held, "running": 0}
+    page.route("**/pool", lambda route: route.fulfill(json=said))
+    bar = page.locator("#memory")
+    expect(bar.locator("> .group")).to_have_count(3)
+    expect(bar.locator("> .group").nth(2)).to_have_attribute("title", re.compile("59 small"))
+    whole, free = bar.bounding_box(), bar.locator("> .free").bounding_box()
+    assert whole is not None
+    assert free is not None
+    share = (200 * mib - held) / (200 * mib)
+    assert free["width"] == pytest.approx(share * whole["width"], abs=4)
 
 
 def test_long_lists_are_shortened_until_asked_for(page: Page, url: str) -> None:

@@ -98,6 +98,10 @@ def test_each_table_has_a_line_above_and_a_line_below(run: Terminal) -> None:
         assert rows
         assert below.endswith(".")
     assert len(parts) == 6
+    told = parts[0].splitlines()
+    assert [line.partition(":")[0] for line in told[:2]] == ["today", "K=n"]
+    for each in SCENARIOS:
+        assert each.happens or f"\n{each.title}: {each.means}" in rates
     assert rates.splitlines()[1].split() == ["scenario", "today", "K=1", "K=2", "K=4", "K=8"]
     assert times.endswith("wrote demo.html\n")
 

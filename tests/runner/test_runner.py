@@ -152,7 +152,7 @@ def test_embeddings_must_be_those_declared() -> None:
         ({"kv_dtype": "fp8"}, ConfigError, "kv_dtype: 'fp8'"),
         ({"lanes": 9}, ConfigError, "lanes: 9; needs 1 to 8"),
         ({"max_context": 5000}, ConfigError, "max_context: 5000"),
-        ({"kv_budget": "16KiB"}, ConfigError, "kv_budget: 16 KiB; one lane and one image need"),
+        ({"kv_budget": "16KiB"}, ConfigError, "kv_budget: 16 KiB; one lane and one saved state"),
         ({"kv_budget": "4Gib"}, ConfigError, "kv_budget: '4Gib'"),
         ({"dtype": "int4"}, ModelError, "dtype: 'int4'"),
     ],

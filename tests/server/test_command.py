@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -121,6 +122,7 @@ def test_a_server_from_its_first_line_to_its_last(tmp_path: Path) -> None:
     more = ("--default-max-tokens", "3", "--max-entries", "2", "--request-log-jsonl", str(log))
     with started(*options, *more) as process:
         assert process.url.startswith("http://127.0.0.1:")
+        assert process.out[0] == "loading one …\n"
         assert process.said("one on http://").count("\n") == 1
         capacity = process.said("pool: ")
         assert "tokens of KV" in capacity
@@ -197,7 +199,7 @@ def test_one_signal_gives_requests_the_time_that_is_stated(*, long_run: bool) ->
         (("--draft-tokens", "2", "--spec", "none"), "--draft-tokens"),
         (("--spec", "mtp", "--draft-tokens", "0"), "--draft-tokens"),
         (("--draft-tokens", "9"), "--draft-tokens"),
-        (("--port", "70000"), "--port"),
+        (("--port", "70000"), "--port: '70000': write a whole number from 0 to 65535"),
         (("--port", "-1"), "--port"),
         (("--lanes", "0"), "--lanes"),
         (("--lanes", "9"), "--lanes"),
@@ -208,8 +210,12 @@ def test_one_signal_gives_requests_the_time_that_is_stated(*, long_run: bool) ->
         (("--max-request-mib", "0"), "--max-request-mib"),
         (("--policy", "best"), "--policy"),
         (("--kv-dtype", "fp8"), "--kv-dtype"),
-        (("--kv-budget", "much", "--port", "0"), "kv_budget"),
-        (("--kv-budget", "1KiB", "--port", "0"), "KiB"),
+        (("--kv-budget", "much", "--port", "0"), "--kv-budget: "),
+        (("--kv-budget", "1KiB", "--port", "0"), "--kv-budget: 1 KiB"),
+        (("--max-context", "99999999", "--port", "0"), "--max-context: 99999999"),
+        (("--cors", "foo"), "--cors: 'foo': write an origin"),
+        (("--cors", "https://chat.example/"), "--cors"),
+        (("--cors", "https://chat.example", "--cors", "Https://Chat.example"), "--cors"),
         (("--api-key", "a\nb"), "--api-key"),
         (("--api-key", ""), "--api-key"),
         (("--api-key", " x "), "--api-key"),
@@ -217,7 +223,7 @@ def test_one_signal_gives_requests_the_time_that_is_stated(*, long_run: bool) ->
         (("--model", "no-such-folder", "--port", "0"), "no-such-folder"),
         (("--device", "tpu", "--port", "0"), "tpu"),
         (("--request-log-jsonl", "no-such/x", "--port", "0", *SMALL), "no-such/x"),
-        (("--nonsense",), "--nonsense"),
+        (("--nonsense",), "--nonsense (see ninfer-pool serve --help)"),
         (("word",), "word"),
     ],
 )
@@ -226,7 +232,7 @@ def test_options_that_cannot_be(
 ) -> None:
     assert main(["serve", *options]) == 2
     told = capsys.readouterr()
-    assert told.out == ""
+    assert told.out == "" or re.fullmatch(r"loading \S+ …\n", told.out)
     assert told.err.startswith("ninfer-pool: error: ")
     assert told.err.count("\n") == 1
     assert named in told.err

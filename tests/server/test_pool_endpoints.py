@@ -218,12 +218,21 @@ def test_one_is_removed_then_all(server: Server) -> None:
     assert server.http.delete(f"/pool/entries/{keys[1]}").status_code == 404
     assert cached(server.chat(texts[1], retain_prefix=False)) == 0
     assert cached(server.chat(texts[0], retain_prefix=False)) > 0
-    assert server.http.delete("/pool/entries").json() == {"removed": 2}
+    assert server.http.delete("/pool/entries").json() == {"removed": 2, "kept": 0}
     server.idle()
     shown = server.get("/pool")
     assert shown["entries"] == []
     assert shown["bytes"]["free"] == shown["bytes"]["total"]
     assert shown["pages"]["free"] == shown["pages"]["total"]
+
+
+def test_all_are_forgotten_but_what_is_pinned(server: Server) -> None:
+    keys = [server.chat(fresh())["pool"]["key"] for _ in range(3)]
+    server.http.post(f"/pool/entries/{keys[0]}/pin")
+    assert server.http.delete(f"/pool/entries/{keys[0]}").status_code == 409
+    assert server.http.delete("/pool/entries").json() == {"removed": 2, "kept": 1}
+    server.http.delete(f"/pool/entries/{keys[0]}/pin")
+    assert server.http.delete("/pool/entries").json() == {"removed": 1, "kept": 0}
 
 
 def test_a_pinned_entry_survives_pressure_until_it_is_unpinned(server: Server) -> None:

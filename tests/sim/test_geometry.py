@@ -43,6 +43,18 @@ def refusal(folder: Path, content: object) -> str:
     return str(caught.value)
 
 
+def test_the_manual_s_example_is_the_shipped_model_s(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "size-your-pool.md"
+    text = page.read_text(encoding="utf-8").partition("### A model of your own")[2]
+    path = saved(tmp_path, text.partition("```json\n")[2].partition("```")[0])
+    shown, folder = load_geometry(path), resources.files("ninfer_pool.runner") / "tiny"
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert shown.name == "ninfer-tiny"
+    assert [shown.hidden, shown.layers] == [config["hidden_size"], config["num_hidden_layers"]]
+    assert dataclasses.astuple(shown.sizes(kv="bf16", mtp=False)) == (65_536, 215_552, 64)
+    assert shown.sizes(kv="bf16", mtp=True).page_bytes == 98_304  # as its `Runner.capacity` says
+
+
 @pytest.mark.parametrize(
     ("model", "kv", "mtp", "page_bytes", "image_bytes"),
     [

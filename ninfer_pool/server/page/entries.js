@@ -6,6 +6,8 @@ import { drawLength, mark } from "./marks.js";
 import * as words from "./words.js";
 
 const SHOWN = 100; // rows drawn unless a person asks for all
+const LEAST = 4; // pixels of the memory's bar that an entry of its own takes
+const WIDTH = 1000; // of that bar where it is not laid out yet
 
 let act = async () => {}; // runs what a button asks for, then looks again; set by `connect`
 let confirm = async () => false;
@@ -20,7 +22,7 @@ export function connect(run, agree) {
     const count = Number(byId("remove-all").dataset.count);
     const title = `Remove ${words.plural(count, "entry", "entries")}?`;
     const what =
-      "All that is listed here goes, what is pinned too; later prompts are computed anew.";
+      "All that is listed here goes but what is pinned or in use; later prompts are computed anew.";
     if (await confirm(title, what)) await act(removeAll);
   });
   byId("show-all").addEventListener("click", () => {
@@ -87,7 +89,7 @@ function makeDetail(key, id) {
   pin.addEventListener("click", () => act(() => pinEntry(key, !entry.pinned)));
   remove.addEventListener("click", async () => {
     const sizes = `${words.count(entry.tokens)} tokens, ${words.bytes(entry.bytes)}`;
-    const pinned = entry.pinned ? " It is pinned." : "";
+    const pinned = entry.pinned ? " It is pinned: unpin it first." : "";
     const agreed = await confirm(
       `Remove entry ${words.shortKey(key)}?`,
       `${sizes}.${pinned} Its conversation will be computed anew when it goes on.`,
@@ -158,7 +160,7 @@ function make(key) {
     redraw(badges, flags.join(), () => flags.map(badge));
     text(note, facts(entry));
     text(tokens, `${words.plural(entry.tokens, "token")} · ${words.plural(entry.hits, "hit")}`);
-    text(size, `${words.bytes(entry.kv_bytes)} KV + ${words.bytes(entry.image_bytes)} images`);
+    text(size, `${words.bytes(entry.kv_bytes)} KV + ${words.bytes(entry.image_bytes)} states`);
     redraw(weight, JSON.stringify([entry.kv_bytes, entry.image_bytes, largest]), () => [
       bar(entry),
     ]);
@@ -180,7 +182,7 @@ export function uses(pool) {
   const others = Math.max(0, total - free - running - kv - image);
   return [
     ["kv", "KV", kv, "keys and values of the entries below"],
-    ["image", "images", image, "the model’s state at each checkpoint below"],
+    ["image", "states", image, "the model’s state at each checkpoint below"],
     [
       "others",
       "shared or other tenants’",
@@ -198,8 +200,9 @@ function drawMemory(pool) {
   const said = rows.map(([, name, size]) => `${name} ${words.bytes(size)}`).join(", ");
   attribute(byId("memory"), "aria-label", `${words.bytes(total)} in all: ${said}`);
   const held = pool.entries.map((entry) => [entry.key, entry.bytes, entry.pinned]);
+  const width = byId("memory").clientWidth || WIDTH;
   const signature = JSON.stringify([rows, pinned, held]);
-  redraw(byId("memory"), signature, () => segments(pool, rows));
+  redraw(byId("memory"), `${width} ${signature}`, () => segments(pool, rows, total / width));
   const last = ["pinned", "of it pinned", pinned, "everybody’s; never removed for room"];
   redraw(byId("memory-legend"), signature, () => [...rows, last].map(legend));
 }
@@ -213,20 +216,32 @@ const legend = ([name, label, size, title]) =>
     el("b", {}, words.bytes(size)),
   );
 
-/** Each entry's KV and images side by side, then what the others hold, and what is free. */
-function segments(pool, rows) {
+/**
+ * Each entry's KV and states side by side, then what the others hold, and what is free. Entries
+ * narrower than a few pixels, of `pixel` bytes each, share one segment.
+ */
+function segments(pool, rows, pixel) {
   const part = (name, size, title) => {
     const node = el("span", { class: name, title });
     node.style.flexGrow = size;
     return node;
   };
-  const ordered = [...pool.entries].sort((a, b) => Number(b.pinned) - Number(a.pinned));
-  const nodes = ordered.map((entry) => {
-    const title = `${words.shortKey(entry.key)}: ${words.bytes(entry.bytes)}`;
-    const name = entry.pinned ? "group pinned" : "group";
-    const node = part(name, entry.kv_bytes + entry.image_bytes, title);
-    node.append(part("kv", entry.kv_bytes, title), part("image", entry.image_bytes, title));
+  const group = (entries, pinned) => {
+    const sum = (field) => entries.reduce((all, entry) => all + entry[field], 0);
+    const many = words.plural(entries.length, "small entry", "small entries");
+    const name = entries.length > 1 ? many : words.shortKey(entries[0].key);
+    const title = `${name}: ${words.bytes(sum("bytes"))}`;
+    const [kv, image] = [sum("kv_bytes"), sum("image_bytes")];
+    const node = part(pinned ? "group pinned" : "group", kv + image, title);
+    node.append(part("kv", kv, title), part("image", image, title));
     return node;
+  };
+  const nodes = [true, false].flatMap((pinned) => {
+    const entries = pool.entries.filter((entry) => entry.pinned === pinned);
+    const small = entries.filter(({ bytes }) => bytes < LEAST * pixel);
+    const rest = entries.filter(({ bytes }) => bytes >= LEAST * pixel);
+    const groups = rest.map((entry) => group([entry], pinned));
+    return small.length ? [...groups, group(small, pinned)] : groups;
   });
   const rest = rows
     .slice(2)
