@@ -255,6 +255,16 @@ class Holdings:
         index.prune(path)
         return freed
 
+    def repin(self, entry: Entry) -> None:
+        """A pinned entry whose tip is another is pinned there; an inherited pin moves on."""
+        if entry.pinned is not None and entry.tip not in entry.pinned:
+            if entry.inherited is not None:
+                entry.pinned.remove(entry.inherited)
+                self.unguard(entry.inherited)
+            entry.inherited = entry.tip
+            entry.pinned.append(entry.tip)
+            self.guard(entry.tip)
+
     def remove(self, mark: Checkpoint, *, cause: str) -> None:
         """Remove one checkpoint wherever it stands, guarded or not (quarantine, expiry)."""
         for entry in self.entries.values():
@@ -267,6 +277,8 @@ class Holdings:
         key = holder.key if holder is not None else ""
         if holder is not None and holder.tip is mark:
             freed = self.shorten(holder, cause=cause)
+            if holder.identity in self.entries:
+                self.repin(holder)
         else:
             self._remember(space, mark, [mark.position], cause, mark.tick)
             freed = self.unlink(mark)

@@ -78,7 +78,7 @@ class Retained(Holdings):
         if entry is not None:
             self._rename(entry, stretch.key)
             self._set_priority(entry, priority)
-            self._repin(entry)
+            self.repin(entry)
             self.emit("stored", entry)
             if useless:
                 self.emit("superseded", entry)
@@ -219,16 +219,6 @@ class Retained(Holdings):
             entry.priority, entry.released = priority, False
             self.ranking.added(entry, self.tick)
 
-    def _repin(self, entry: Entry) -> None:
-        """A pinned entry that grew is pinned at its new tip; an inherited pin moves on."""
-        if entry.pinned is not None and entry.tip not in entry.pinned:
-            if entry.inherited is not None:
-                entry.pinned.remove(entry.inherited)
-                self.unguard(entry.inherited)
-            entry.inherited = entry.tip
-            entry.pinned.append(entry.tip)
-            self.guard(entry.tip)
-
     def _supersede(self, hops: list[Hop], fresh: list[Checkpoint], *, grown: Entry | None) -> bool:
         """Mark what the newest checkpoints made useless on their own way; say if anything."""
         path, total = hops[-1]
@@ -262,7 +252,7 @@ class Retained(Holdings):
         entry = self._set_tip(hops, entry, namespace, mark.position)
         assert entry is not None
         self._rename(entry, key)
-        self._repin(entry)
+        self.repin(entry)
         self.emit("stored", entry)
         return entry
 

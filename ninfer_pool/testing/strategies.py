@@ -1,8 +1,8 @@
-"""Hypothesis strategies: prompts that branch from common stems, and pools of every kind."""
+"""Hypothesis strategies: prompts that branch from common stems, workloads, pools and budgets."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
@@ -96,3 +96,54 @@ def configs(draw: st.DrawFn, *, tight: bool, clock: Any = None) -> PoolConfig:
         ghosts=draw(st.sampled_from((0, 3, 64))) if tight else 0,
         clock=clock,
     )
+
+
+class Request(NamedTuple):
+    """One request of a workload."""
+
+    prompt: Prompt
+    answer: tuple[int, ...]
+    """Tokens that are decoded after the prompt."""
+    options: dict[str, Any]
+    """For `PrefixPool.acquire`."""
+
+
+@st.composite
+def workloads(draw: st.DrawFn, *, most: int = 12) -> list[Request]:
+    """Up to ``most`` requests of a few conversations in turn.
+
+    A conversation goes on from its last answer, asks the same again, or begins anew from an
+    earlier point; each prompt declares where those before it ended, as a server does.
+    """
+    count = draw(st.integers(1, 4))
+    talks = [draw(token_lists()) for _ in range(count)]
+    spaces = [draw(st.sampled_from((SPACES[0], SPACES[0], *SPACES))) for _ in talks]
+    ends: list[list[int]] = [[] for _ in talks]
+    requests = []
+    for _ in range(draw(st.integers(1, most))):
+        at = draw(st.integers(0, count - 1))
+        tokens = talks[at][: draw(st.sampled_from((None, None, None, len(talks[at]) // 2 + 1)))]
+        declared = [(end, "turn") for end in ends[at] if end < len(tokens)]
+        prompt = Prompt(tokens, namespace=spaces[at], boundaries=declared)
+        answer = tuple(draw(st.lists(TOKENS, max_size=3)))
+        options = {"pin": draw(st.integers(0, 7)) == 7, "priority": draw(st.integers(-1, 1))}
+        requests.append(Request(prompt, answer, options))
+        if draw(st.booleans()):
+            ends[at] = sorted({*(end for end in ends[at] if end < len(tokens)), len(tokens)})
+            talks[at] = [*tokens, *answer, *draw(st.lists(TOKENS, min_size=1, max_size=4))]
+    return requests
+
+
+@st.composite
+def budgets(draw: st.DrawFn, config: PoolConfig) -> list[PoolConfig]:
+    """The same pool with less and less room: pages, retained bytes and K shrink, never grow."""
+    least = 1 + config.image_pages
+    pages, kept, most = config.num_pages, config.retained_pages, config.max_entries
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        pages = draw(st.integers(least, pages))
+        kept = draw(st.integers(least, min(kept, pages)))
+        most = draw(st.one_of(st.none(), st.integers(1, 4))) if most is None else max(1, most - 1)
+        changes = {"num_pages": pages, "retained_bytes": kept * config.page_bytes}
+        found.append(config.replace(max_entries=most, **changes))
+    return found

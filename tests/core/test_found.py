@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ninfer_pool import Lease, Namespace, PoolConfig, Prompt
 from ninfer_pool.planner import canonical_cuts, plan_captures
 from ninfer_pool.testing.driver import SPACE, Driver
@@ -163,3 +165,22 @@ def test_plain_attention_names_what_differs_below_a_longer_sequence() -> None:
     assert shop.pool.explain(Prompt(list(range(1, 21)), namespace=other)).reason == (
         "identity:weights"
     )
+
+
+@pytest.mark.parametrize("image_bytes", [0, 32])
+def test_a_pin_moves_to_what_is_left_when_its_tip_is_quarantined(image_bytes: int) -> None:
+    """The entry went on saying that it was pinned, and nothing of it was."""
+    shop = driver(image_bytes=image_bytes, lanes=2)
+    shop.serve(range(1, 10), pin=True)
+    below = begun(shop, range(1, 6))  # a checkpoint below the pinned tip, made after the pin
+    shop.prefill(below)
+    shop.engine.execute(below.checkpoint("turn", position=below.frontier))
+    below.publish()
+    below.release()
+    begun(shop, range(1, 10)).quarantine()
+    (entry,) = shop.pool.entries()
+    assert entry.pinned
+    assert not shop.pool.evict(entry.key)
+    assert shop.pool.unpin(entry.key)
+    assert shop.pool.evict(entry.key)
+    shop.pool.check()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 
-from ninfer_pool import PoolConfig, PrefixPool
+from ninfer_pool import PoolConfig
 from ninfer_pool.policy import POLICIES
 from ninfer_pool.testing.driver import Driver
 from ninfer_pool.testing.symbolic import EngineFault
+from ninfer_pool.testing.watch import picture
 
 PAGE = 16
 IMAGE = 2
@@ -27,22 +27,6 @@ def driver(*, pages: int = 400, **changes: Any) -> Driver:
 def talk(number: int, length: int = 20) -> list[int]:
     """A prompt that shares nothing with those of other numbers."""
     return [1000 * (number + 1) + at for at in range(length)]
-
-
-def picture(pool: PrefixPool) -> Any:
-    """Everything that an answer or a victim could depend on; lanes and recency included."""
-    with pool.lock:
-        retained = copy.deepcopy({"tick": pool.retained.tick, "entries": pool.entries()})
-        order = [entry.key for entry in pool.retained.ranking.order(pool.retained.tick)]
-        spares = [(mark.position, mark.kind) for mark in pool.retained.spares]
-        ticks = [
-            (mark.position, mark.tick, mark.uses, mark.guards, mark.spare)
-            for root in pool.retained.roots.values()
-            for path in root.subtree()
-            for mark in path.marks
-        ]
-        free = sorted(pool.retained.ledger.free_pages().tolist())
-        return retained, order, spares, ticks, free, list(pool._free_lanes), len(pool.events())
 
 
 # -- G1 --------------------------------------------------------------------------------------

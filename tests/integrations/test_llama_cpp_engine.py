@@ -6,6 +6,7 @@ import json
 import os
 from functools import lru_cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ if not os.environ.get("NINFER_POOL_LLAMA"):
     pytest.importorskip("llama_cpp", reason="scripts/test --llama compiles llama-cpp-python")
 
 from ninfer_pool.errors import ConfigError, ModelError
-from ninfer_pool.integrations.llama_cpp import LibraryError, LlamaEngine
+from ninfer_pool.integrations.llama_cpp import LibraryError, LlamaEngine, namespace_of
 from ninfer_pool.integrations.llama_cpp.convert import convert
 from ninfer_pool.integrations.llama_cpp.layout import Layout, StateError
 from ninfer_pool.integrations.llama_cpp.sequences import Sequences
@@ -129,6 +130,18 @@ def test_drafts_are_taken_back_by_the_last_image() -> None:
     engine.close()
 
 
+def test_a_copy_that_the_library_put_off_is_not_overtaken() -> None:
+    sequences = Sequences(shared(HYBRID), lanes=2, n_ctx=128)
+    sequences.decode(0, [5, 6, 7], 0)
+    state = sequences.take(0)
+    sequences.copy(0, 1)
+    with pytest.raises(LibraryError, match="still to come"):
+        sequences.put(0, state)
+    sequences.decode(1, [8], 3)
+    sequences.put(0, state)
+    sequences.close()
+
+
 def test_what_a_lane_forgot_is_not_taken_for_what_it_held() -> None:
     """A page's version stands for rows that were cut off since: those come from pages."""
     engine = made(HYBRID)
@@ -162,6 +175,22 @@ def test_what_changes_the_computation_is_in_the_namespace(
     assert engine.namespace.first_difference(longer.namespace) == "rope"
     assert engine.namespace.first_difference(made(LLAMA).namespace) == "weights"
     assert engine.namespace.first_difference(made(HYBRID).namespace) is None
+
+
+def test_every_file_of_a_split_model_counts(tmp_path: Path) -> None:
+    llama = SimpleNamespace(context_params=shared(HYBRID).context_params, kv_overrides=None)
+    seen = set()
+    for text in ("a", "b"):
+        for number, content in ((1, "x"), (2, text)):
+            name = f"model-{number:05d}-of-00002.gguf"
+            (tmp_path / text).mkdir(exist_ok=True)
+            (tmp_path / text / name).write_text(content, encoding="utf-8")
+        llama.model_path = str(tmp_path / text / "model-00001-of-00002.gguf")
+        seen.add(namespace_of(llama, n_ctx=512).weights)
+    assert len(seen) == 2
+    (tmp_path / "b" / "model-00002-of-00002.gguf").unlink()
+    with pytest.raises(ConfigError, match="model_path"):
+        namespace_of(llama, n_ctx=512)
 
 
 # -- refused at construction -----------------------------------------------------------------------

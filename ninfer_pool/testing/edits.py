@@ -1,0 +1,380 @@
+"""Wrong edits of the core made by hand, each with the test that sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """One line of ``file``, below the package, made wrong.
+
+    ``right`` occurs there just once: the line's text, or as much around it as tells it apart.
+    """
+
+    file: str
+    right: str
+    wrong: str
+    name: str
+    """What is wrong then."""
+    test: str
+    """The pytest node that must fail."""
+
+
+# What is wrong then; the file; the right text; the wrong one; the test in tests/core.
+ROWS = (
+    (
+        "a lease's end frees what a checkpoint holds",
+        "pages.py",
+        "self.held.take(last) == 0",
+        "self.held.take(last) >= 0",
+        "test_lease.py::test_backing_over_a_checkpoint_gives_its_image_back",
+    ),
+    (
+        "pages taken are not counted as leased",
+        "pages.py",
+        "self.leased[units] = 1",
+        "self.leased[units] += 0",
+        "test_lease.py::test_after_its_end_every_method_raises",
+    ),
+    (
+        "a branch extends the path that it parts from",
+        "index.py",
+        "if upto == path.end:",
+        "if upto >= path.start:",
+        "test_lease.py::test_it_says_what_it_reuses",
+    ),
+    (
+        "exact=True takes what is not exact",
+        "search.py",
+        "(exact or not rules.exact)",
+        "True",
+        "test_index.py::test_checkpoints_of_one_position_and_other_cuts_stand_side_by_side",
+    ),
+    (
+        "the essential point is the end though it has no logits",
+        "search.py",
+        "len(prompt) - 1",
+        "len(prompt)",
+        "test_corners.py::test_without_logits_of_the_end_one_token_is_left_to_compute",
+    ),
+    (
+        "the next grid cut is one further",
+        "planner.py",
+        "// grid + 1) * grid",
+        "// grid + 2) * grid",
+        "test_search.py::test_plain_attention_says_where_it_resumes",
+    ),
+    (
+        "a position outside media counts as inside",
+        "prompt.py",
+        "return any(span.begin <",
+        "return not any(span.begin <",
+        "test_lease.py::test_what_truncate_refuses",
+    ),
+    (
+        "a ghost at the very end is not seen",
+        "ghosts.py",
+        "above < position <= limit",
+        "above < position < limit",
+        "test_corners.py::test_a_ghost_that_is_forgotten_leaves_nothing_behind",
+    ),
+    (
+        "superseded points go only while guarded",
+        "room.py",
+        "if not mark.guards:",
+        "if mark.guards:",
+        "test_lease.py::test_a_superseded_tail_is_told_and_then_its_end",
+    ),
+    (
+        "the budget counts as kept at once",
+        "room.py",
+        "lambda: ledger.retained <= limit",
+        "lambda: True",
+        "test_lease.py::test_a_superseded_tail_is_told_and_then_its_end",
+    ),
+    (
+        "the prompt's end is the last to be kept",
+        "room.py",
+        "mark.position != prompt_end",
+        "mark.position == prompt_end",
+        "test_corners.py::test_the_prompt_s_end_is_kept_before_the_answer_s",
+    ),
+    (
+        "one commit counts as several uses",
+        "entry.py",
+        "if self.used != tick:",
+        "if True:",
+        "test_corners.py::test_one_commit_uses_an_entry_once",
+    ),
+    (
+        "a key forgets how many tokens there are",
+        "keys.py",
+        'struct.pack("<Q", size), *tokens',
+        "*tokens",
+        "test_keys.py::test_a_key_is_the_hash_of_the_documented_encoding",
+    ),
+    (
+        "a pin taken off stays noted",
+        "holdings.py",
+        "        entry.pinned = None",
+        "        pass",
+        "test_guarantees.py::test_g4_a_pinned_entry_outlives_any_k",
+    ),
+    (
+        "a commit at a wrong position is believed",
+        "lifecycle.py",
+        "if position is not None and position != lease.frontier:",
+        "if False:",
+        "test_guarantees.py::test_g5_a_position_that_is_not_the_pools_is_quarantined",
+    ),
+    (
+        "a key forgets what tokens carry",
+        "keys.py",
+        "for position, payload in attributes:",
+        "for position, payload in attributes[:0]:",
+        "test_keys.py::test_a_key_is_the_hash_of_the_documented_encoding",
+    ),
+    (
+        "a key forgets the media digest",
+        "prompt.py",
+        "+ text(span.digest)",
+        '+ text("")',
+        "test_keys.py::test_a_key_is_the_hash_of_the_documented_encoding",
+    ),
+    (
+        "token types are dropped",
+        "prompt.py",
+        "np.flatnonzero(np.diff(types, prepend=np.int32(0)))",
+        "np.flatnonzero(np.diff(types, prepend=np.int32(0)))[:0]",
+        "test_prompt.py::test_attributes_differ_just_where_what_they_stand_for_differs",
+    ),
+    (
+        "a shift of one axis is dropped",
+        "prompt.py",
+        "(steps != 0).any(axis=0)",
+        "(steps != 0).all(axis=0)",
+        "test_prompt.py::test_attributes_differ_just_where_what_they_stand_for_differs",
+    ),
+    (
+        "media without a digest is matched",
+        "prompt.py",
+        "bare[0] if bare else sys.maxsize",
+        "sys.maxsize",
+        "test_field_cases_later.py::test_field_26_media_without_a_digest_is_never_retained",
+    ),
+    (
+        "longer attributes are no difference",
+        "index.py",
+        "if len(mine) == len(theirs):",
+        "if True:",
+        "test_faults.py::test_identity_what_tokens_carry_counts",
+    ),
+    (
+        "a prompt is resumed at its end without logits",
+        "search.py",
+        "end = len(prompt) if config.end_logits else len(prompt) - 1",
+        "end = len(prompt)",
+        "test_corners.py::test_without_logits_of_the_end_one_token_is_left_to_compute",
+    ),
+    (
+        "what expired is offered",
+        "search.py",
+        "or mark.expires > rules.now",
+        "or True",
+        "test_corners.py::test_what_expired_is_not_offered_though_it_is_still_there",
+    ),
+    (
+        "a hit below the minimum is taken",
+        "search.py",
+        "elif resumable and resumable < config.minimum_tokens:",
+        "elif False:",
+        "test_search.py::test_an_explanation_reads_well",
+    ),
+    (
+        "read=False is ignored",
+        "search.py",
+        "if not rules.read or not hops:",
+        "if not hops:",
+        "test_regressions.py::test_the_longest_life_asked_for_counts",
+    ),
+    (
+        "a checkpoint off every cut is exact",
+        "entry.py",
+        " and (position % grid == 0 or theirs[-1:] == (position,))",
+        "",
+        "test_corners.py::test_plain_attention_resumes_from_any_fork_that_has_not_expired",
+    ),
+    (
+        "a checkpoint not made by the plan is exact",
+        "entry.py",
+        "        if self.cuts is None:\n            return False\n",
+        "",
+        "test_lease.py::test_backing_over_a_checkpoint_of_plain_attention",
+    ),
+    (
+        "the partly filled page is forgotten",
+        "entry.py",
+        "return whole if self.tail < 0 else np.append(whole, np.int32(self.tail))",
+        "return whole",
+        "test_lease.py::test_backing_over_a_checkpoint_gives_its_image_back",
+    ),
+    (
+        "what is resumed is not protected",
+        "admission.py",
+        "retained.borrow(source, borrowed)",
+        "retained.ledger.lease(borrowed)",
+        "test_lease.py::test_it_says_what_it_reuses",
+    ),
+    (
+        "the partly filled page is shared by two writers",
+        "admission.py",
+        "return [CopyPage(last, int(table[whole]))] if rest else [], False",
+        "return [], False",
+        "test_lease.py::test_it_says_what_it_reuses",
+    ),
+    (
+        "a claim goes on in a page that another reads",
+        "admission.py",
+        "alone = not rest or retained.ledger.leased[last] == 1",
+        "alone = True",
+        "test_regressions.py::test_a_claim_does_not_write_a_page_that_its_publisher_still_writes",
+    ),
+    (
+        "a hit that does not fit is no cold start",
+        "admission.py",
+        "if demand.pages > demand.freeable and found.mark is not None:",
+        "if False:",
+        "test_faults.py::test_accounting_a_hit_given_up_for_want_of_room_is_not_reported_as_reused",
+    ),
+    (
+        "state moves to another lane",
+        "admission.py",
+        "return home if home in free and wanted in (None, home) else None",
+        "return free[0] if free else None",
+        "test_regressions.py::test_where_state_cannot_move_a_busy_home_lane_is_waited_for",
+    ),
+    (
+        "no room is taken for the answer",
+        "admission.py",
+        "+ request.reserve_tokens\n",
+        "\n",
+        "test_lease.py::test_backing_over_a_checkpoint_gives_its_image_back",
+    ),
+    (
+        "a lease writes past its reserve",
+        "lease.py",
+        "if end > self.reserved:",
+        "if end > self.reserved + 1:",
+        "test_lease.py::test_what_advance_refuses",
+    ),
+    (
+        "drafts taken back stay in the sequence",
+        "lease.py",
+        "del self._generated[4 * max(position - prompt_tokens, 0) :]",
+        "pass",
+        "test_lease.py::test_backing_over_a_checkpoint_gives_its_image_back",
+    ),
+    (
+        "checkpoints past a truncation stay",
+        "lease.py",
+        "while self.taken and self.taken[-1].position > position:",
+        "while False:",
+        "test_lease.py::test_backing_over_a_checkpoint_gives_its_image_back",
+    ),
+    (
+        "retain=False retains",
+        "lease.py",
+        "if self.doubt is not None or not self.wishes.retain:",
+        "if self.doubt is not None:",
+        "test_lease.py::test_what_expires_or_is_quarantined_is_told",
+    ),
+    (
+        "a source in doubt is offered again",
+        "lifecycle.py",
+        "        _quarantine_source(pool, lease)\n        for mark",
+        "        for mark",
+        "test_guarantees.py::test_g5_a_position_that_is_not_the_pools_is_quarantined",
+    ),
+    (
+        "what was published in doubt stays",
+        "lifecycle.py",
+        "for mark in lease.taken[: lease.published]:",
+        "for mark in ():",
+        "test_guarantees.py::test_g5_a_position_that_is_not_the_pools_is_quarantined",
+    ),
+    (
+        "a second image is taken at one position",
+        "lifecycle.py",
+        "if lease.has_checkpoint(position):",
+        "if False:",
+        "test_lease.py::test_events_follow_an_entry",
+    ),
+    (
+        "a checkpoint past media without a digest",
+        "lifecycle.py",
+        "position > lease.prompt.shareable or ",
+        "",
+        "test_field_cases_later.py::test_field_26_media_without_a_digest_is_never_retained",
+    ),
+    (
+        "the essential image is spent on another",
+        "lifecycle.py",
+        "if len(grant.spare) <= lease.essential_ahead:",
+        "if not grant.spare:",
+        "test_guarantees.py::test_g3_the_prompt_end_is_never_the_capture_skipped",
+    ),
+    (
+        "a lease's end leaves the source's pages leased",
+        "lifecycle.py",
+        "    ledger.unlease(grant.borrowed)\n",
+        "",
+        "test_lease.py::test_it_says_what_it_reuses",
+    ),
+    (
+        "a key of two entries names the first",
+        "pool.py",
+        "return entries[0] if len(entries) == 1 else None",
+        "return entries[0] if entries else None",
+        "test_guarantees.py::test_g10_with_a_constant_for_a_hash_every_answer_is_right",
+    ),
+    (
+        "evict removes what is pinned",
+        "pool.py",
+        "if entry is None or any(m.guards for m in self.retained.private_marks(entry)):",
+        "if entry is None:",
+        "test_guarantees.py::test_g4_what_is_being_resumed_is_not_evicted",
+    ),
+    (
+        "min_chunk is ignored",
+        "planner.py",
+        "if position > last and position - last >= min_chunk:",
+        "if position > last:",
+        "test_search.py::test_a_boundary_too_near_the_cut_before_it_is_no_cut",
+    ),
+    (
+        "a superseded point forgets that it no longer is",
+        "spares.py",
+        "            mark.spare = False\n",
+        "",
+        "test_lease.py::test_it_says_what_it_reuses",
+    ),
+    (
+        "one ghost more is remembered",
+        "ghosts.py",
+        "if len(self._found) > self._capacity:",
+        "if len(self._found) > self._capacity + 1:",
+        "test_corners.py::test_a_ghost_that_is_forgotten_leaves_nothing_behind",
+    ),
+    (
+        "LRU goes by creation",
+        "policy/classical.py",
+        "return (entry.tip.tick,)",
+        "return (entry.created,)",
+        "test_found.py::test_a_use_that_ends_in_another_entry_is_told_to_the_policy",
+    ),
+)
+EDITS = tuple(
+    Edit(name=name, file=file, right=right, wrong=wrong, test=f"tests/core/{test}")
+    for name, file, right, wrong, test in ROWS
+)

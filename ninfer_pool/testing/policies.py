@@ -1,0 +1,322 @@
+"""What any policy must keep to: `policy_conformance` makes the tests for one of your own."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
+
+from ninfer_pool.config import PoolConfig
+from ninfer_pool.entry import Entry
+from ninfer_pool.policy import Policy
+from ninfer_pool.testing import strategies
+from ninfer_pool.testing.driver import Driver
+from ninfer_pool.testing.machine import pool_machine
+from ninfer_pool.testing.watch import Watch
+
+MakePolicy = Callable[[], Policy]
+CONFIG = PoolConfig(num_pages=60, page_bytes=16, image_bytes=32, page_tokens=4, grid=16, lanes=2)
+TIGHT = CONFIG.replace(num_pages=20, max_entries=3, ghosts=8)
+CLOCKS = {
+    name: getattr(time, name)
+    for unit in ("", "_ns")
+    for name in (f"time{unit}", f"monotonic{unit}", f"perf_counter{unit}")
+}
+EXAMPLES = settings(max_examples=40, derandomize=True, deadline=None, database=None)
+SEQUENCES = settings(EXAMPLES, max_examples=25, stateful_step_count=25)
+SEEDS = range(3)
+
+
+class Supervised(Policy):
+    """Passes everything on to a policy and asserts that it changes no entry and asks no clock."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.held: dict[int, Entry] = {}
+        """What the policy was given and not told to forget."""
+
+    def added(self, entry: Entry, tick: int) -> None:
+        """Pass it on."""
+        self.held[entry.identity] = entry
+        with self._unchanged():
+            self.policy.added(entry, tick)
+
+    def used(self, entry: Entry, tick: int) -> None:
+        """Pass it on."""
+        with self._unchanged():
+            self.policy.used(entry, tick)
+
+    def shortened(self, entry: Entry, tick: int) -> None:
+        """Pass it on."""
+        with self._unchanged():
+            self.policy.shortened(entry, tick)
+
+    def removed(self, entry: Entry) -> None:
+        """Pass it on."""
+        with self._unchanged():
+            self.policy.removed(entry)
+        self.held.pop(entry.identity, None)
+
+    def returned(self, age: int, gap: int, tick: int) -> None:
+        """Pass it on."""
+        with self._unchanged():
+            self.policy.returned(age, gap, tick)
+
+    def stranger(self, tick: int) -> None:
+        """Pass it on."""
+        with self._unchanged():
+            self.policy.stranger(tick)
+
+    def thin(self, tick: int) -> Iterator[Entry]:
+        """Pass each on."""
+        return self._each(lambda: self.policy.thin(tick))
+
+    def order(self, tick: int) -> Iterator[Entry]:
+        """Pass each on."""
+        return self._each(lambda: self.policy.order(tick))
+
+    def _each(self, ask: Callable[[], Iterator[Entry]]) -> Iterator[Entry]:
+        with self._unchanged():
+            offers = iter(ask())
+        while True:
+            with self._unchanged():
+                entry = next(offers, self)
+            if entry is self:
+                return
+            yield entry  # type: ignore[misc]  # whatever it is: the pool's watch judges it
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        before = {identity: _looks(entry) for identity, entry in self.held.items()}
+        for name in CLOCKS:
+            setattr(time, name, _no_clock)
+        try:
+            yield
+        finally:
+            for name, clock in CLOCKS.items():
+                setattr(time, name, clock)
+        after = {identity: _looks(entry) for identity, entry in self.held.items()}
+        assert after == before, "the policy changed an entry, which is the pool's alone"
+
+
+def _no_clock() -> float:
+    raise AssertionError("a policy must not look at a clock: ticks are the only time")
+
+
+def _looks(entry: Entry) -> list[Any]:
+    tip = entry.tip
+    mine = [getattr(entry, name) for name in Entry.__slots__]
+    pinned = None if entry.pinned is None else tuple(entry.pinned)
+    return [*mine, pinned, tip.position, tip.guards, tip.spare, tip.uses, tip.tick, tip.expires]
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """A pool under a policy, served by random requests from a seed; every victim is judged."""
+
+    policies: list[Supervised]
+    """One a priority class, as the pool made them."""
+    driver: Driver
+    watch: Watch
+    random: random.Random
+    retained: list[tuple[int, ...]] = field(default_factory=list)
+    """Every sequence that was committed."""
+    lost: list[str] = field(default_factory=list)
+    """The keys of what was shortened or dropped, in order."""
+
+    @classmethod
+    def start(cls, make: MakePolicy, config: PoolConfig = CONFIG, *, seed: int = 0) -> Trial:
+        """Return a trial of a new pool."""
+        policies: list[Supervised] = []
+
+        def supervised() -> Policy:
+            policies.append(Supervised(make()))
+            return policies[-1]
+
+        driver = Driver(config.replace(policy=supervised))
+        watch = Watch(driver.pool)
+        return cls(policies=policies, driver=driver, watch=watch, random=random.Random(seed))
+
+    def serve(self, tokens: list[int], *, answer: tuple[int, ...] = (), **options: Any) -> bool:
+        """Serve one request, if it is admitted, and judge what went for it."""
+        prompt = options.pop("prompt", None) or self.driver.prompt(tokens)
+        lease = self.watch.acquire(prompt, reserve_tokens=len(answer), **options)
+        if lease is None:
+            return False
+        assert not isinstance(lease, tuple)
+        engine = self.driver.engine
+        engine.bind(lease.lane, prompt)
+        engine.execute(lease.restore())
+        engine.verify(lease)
+        with lease:
+            self.driver.prefill(lease)
+            self.driver.decode(lease, answer)
+            if self.driver.finish(lease) is not None:
+                self.retained.append((*prompt.tokens.tolist(), *answer))
+        self.settle()
+        return True
+
+    def settle(self) -> None:
+        """Judge what went, recount everything, and note what was lost."""
+        self.watch.settle()
+        self.driver.audit()
+        events = self.driver.pool.events()
+        self.lost = [e.key for e in events if e.kind in ("truncated", "evicted")]
+
+    def run(self, requests: int = 50) -> None:
+        """Serve random requests: conversations that grow, come back, part, and are pinned."""
+        draw, pool = self.random, self.driver.pool
+        talks = [[100 * talk + at for at in range(draw.randint(3, 40))] for talk in range(9)]
+        for _ in range(requests):
+            at = min(int(draw.expovariate(0.4)), len(talks) - 1)
+            tokens = talks[at][: draw.choice((None, None, None, len(talks[at]) // 2 + 1))]
+            priority = draw.choice((0, 0, 0, 1, -1))
+            self.serve(tokens, answer=(draw.randrange(9),), priority=priority)
+            if draw.random() < 0.4 and len(tokens) < 60:
+                talks[at] = [*tokens, *range(draw.randint(1, 5))]
+            if draw.random() < 0.2 and (entries := pool.entries()):
+                verb = draw.choice(("pin", "unpin", "unpin", "release", "evict"))
+                getattr(pool, verb)(draw.choice(entries).key)
+                self.settle()
+
+    def offers(self) -> None:
+        """Assert that each policy, asked to the end, offers all that it holds, each once."""
+        tick = self.driver.pool.retained.tick
+        for policy in self.policies:
+            offered = list(policy.order(tick))
+            assert None not in offered, "the policy offers None"
+            names = [entry.identity for entry in offered]
+            assert len(names) == len(set(names)), "the policy offers an entry twice"
+            missing = set(policy.held) - set(names)
+            assert not missing, f"the policy never offers {len(missing)} of its entries"
+            assert not set(names) - set(policy.held), "the policy offers what is gone"
+            thinned = {entry.identity for entry in policy.thin(tick)}
+            assert thinned <= set(policy.held), "the policy thins what is gone"
+
+    def dict_with_losses(self) -> None:
+        """Assert that whatever can be resumed was once committed."""
+        for entry in self.driver.pool.retained.entries.values():
+            row = self.driver.pool.find(entry.key)
+            assert row, f"{entry!r} is not found by its key"
+        for tokens in self.retained:
+            depth = self.driver.depth(list(tokens))
+            assert any(kept[:depth] == tokens[:depth] for kept in self.retained)
+
+
+class PolicyConformance:
+    """The tests; `policy_conformance` makes a class of them for one policy."""
+
+    @staticmethod
+    def make() -> Policy:
+        """Return a new instance of the policy."""
+        raise NotImplementedError
+
+    def test_all_that_it_holds_is_offered_once_and_nothing_else(self) -> None:
+        """Each entry, never ``None``, none that is gone; nothing before there is anything."""
+        for seed in SEEDS:
+            trial = Trial.start(self.make, seed=seed)
+            trial.offers()
+            trial.run(10 + 20 * seed)
+            trial.offers()
+            trial.driver.pool.clear()
+            trial.offers()
+
+    def test_the_pool_stays_a_dict_with_losses(self) -> None:
+        """What is found was committed and is right; less and less room only loses more."""
+
+        @EXAMPLES
+        @given(data=st.data(), workload=strategies.workloads())
+        def serve(data: st.DataObject, workload: list[strategies.Request]) -> None:
+            for config in data.draw(strategies.budgets(CONFIG)):
+                trial = Trial.start(self.make, config)
+                for prompt, answer, options in workload:
+                    trial.serve([], prompt=prompt, answer=answer, **options)
+                trial.dict_with_losses()
+
+        serve()
+
+    def test_with_room_for_all_nothing_is_lost(self) -> None:
+        """Then it is a dict (G1)."""
+        trial = Trial.start(self.make, CONFIG.replace(num_pages=4_000))
+        for talk in range(30):
+            assert trial.serve([100 * talk + at for at in range(20)], answer=(7,))
+        assert not trial.lost
+        assert all(trial.driver.depth([*kept, 1]) == len(kept) for kept in trial.retained)
+
+    def test_pinned_and_leased_entries_stay(self) -> None:
+        """However long others press (G4)."""
+        trial = Trial.start(self.make)
+        pinned, leased = list(range(20)), list(range(500, 520))
+        assert trial.serve(pinned, pin=True)
+        assert trial.serve(leased)
+        reader = trial.watch.acquire(trial.driver.prompt([*leased, 1]))
+        for talk in range(10, 40):
+            trial.serve([100 * talk + at for at in range(20)])
+            assert (trial.driver.depth(pinned), trial.driver.depth(leased)) == (20, 20)
+        assert trial.lost, "nothing was pressed out"
+        assert reader is not None
+
+    def test_the_newest_hits_and_the_budget_holds(self) -> None:
+        """However full the pool is, in bytes and in entries (G3, G9)."""
+        for bound in ({"retained_bytes": 30 * 16}, {"max_entries": 2}):
+            trial = Trial.start(self.make, CONFIG.replace(**bound))
+            for talk in range(30):
+                tokens = [100 * talk + at for at in range(8 + talk)]
+                assert trial.serve(tokens)
+                assert trial.driver.depth(tokens) == len(tokens)
+            assert trial.lost, "nothing was pressed out"
+
+    def test_it_does_the_same_thing_twice(self) -> None:
+        """No clock, no unseeded randomness, no order of a set or of addresses."""
+        for seed in SEEDS:
+            runs = []
+            for attempt in range(2):
+                ballast = [object() for _ in range(997 * attempt)]
+                trial = Trial.start(self.make, seed=seed)
+                trial.run()
+                runs.append(trial.lost)
+                del ballast
+            assert runs[0], "nothing was pressed out"
+            assert runs[1] == runs[0], "the same calls lost other entries"
+
+    def test_notices_may_come_at_any_time(self) -> None:
+        """Of a stranger or a return, before and after there are entries."""
+        policy = Supervised(self.make())
+        for tick in range(3):
+            policy.stranger(tick)
+            policy.returned(tick + 1, tick + 2, tick)
+            assert list(policy.thin(tick)) == list(policy.order(tick)) == []
+        assert type(self.make()) is type(policy.policy)
+        assert self.make() is not policy.policy, "the factory hands out one instance twice"
+
+    def test_any_sequence_of_calls_keeps_every_guarantee(self) -> None:
+        """The stateful machine, its pool under this policy."""
+        make = self.make
+        machine = pool_machine(config=TIGHT, policy=lambda: Supervised(make()))
+        run_state_machine_as_test(machine, settings=SEQUENCES)
+
+
+def policy_conformance(policy_factory: MakePolicy) -> type[PolicyConformance]:
+    """Return a pytest class of the tests that any policy must pass; some seconds in all.
+
+    ``policy_factory``: what `PoolConfig` takes as ``policy``: the class, or a function that
+    returns a new instance. The policy is tried under real pools: whatever it offers, its pool
+    must stay a dict with losses that keeps pins, leases, budget and the newest; it must offer
+    each entry that it holds, once, and nothing else, never ``None``; decide alike twice; and
+    change no entry.
+
+    >>> from ninfer_pool.policy import Ranked
+    >>> class Oldest(Ranked):
+    ...     def rank(self, entry, tick):
+    ...         return (entry.tip.tick,)
+    >>> TestOldest = policy_conformance(Oldest)
+    """
+    name = getattr(policy_factory, "__name__", type(policy_factory).__name__)
+    return type(f"Test{name}", (PolicyConformance,), {"make": staticmethod(policy_factory)})
