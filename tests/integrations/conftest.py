@@ -2,5 +2,9 @@
 
 from __future__ import annotations
 
-# A helper without doctests, which collection would import even where transformers is missing.
-collect_ignore = ["architectures.py"]
+from tests import triton_mode
+
+triton_mode.choose()  # transformers imports Triton, before tests of kernels do
+
+# Helpers without doctests, which collection would import even where a library is missing.
+collect_ignore = ["architectures.py", "llama_models.py", "llama_random.py"]

@@ -1,21 +1,10 @@
-"""Without a card, Triton's kernels run in its interpreter: that is chosen before it is imported."""
+"""Without a card, Triton's kernels run in its interpreter."""
 
 from __future__ import annotations
 
-import os
+from tests import triton_mode
 
-
-def has_cuda() -> bool:
-    """Whether torch is installed and sees a card."""
-    try:
-        import torch
-    except ImportError:
-        return False
-    return torch.cuda.is_available()
-
-
-if not has_cuda():
-    os.environ["TRITON_INTERPRET"] = "1"
+triton_mode.choose()
 
 # Helpers without doctests, which collection would import even where torch or triton is missing.
 collect_ignore = ["cases.py", "compile_kernels.py", "interpreter.py", "made.py"]

@@ -18,8 +18,8 @@ from triton import knobs
 from ninfer_pool.kernels import dispatch, reference
 from tests.kernels import cases, interpreter
 from tests.kernels.cases import Case
-from tests.kernels.conftest import has_cuda
 from tests.kernels.made import Heads, Linear, error_ratio
+from tests.triton_mode import has_cuda
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 HEADS = Heads(query=6, kv=2, dim=64)
