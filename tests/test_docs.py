@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,15 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)  # a snippet that writes leaves nothing behind
     for example in SNIPPETS.parse(page).examples():
         example.evaluate()
+
+
+def test_the_reference_says_what_the_docstrings_say() -> None:
+    script = [sys.executable, str(ROOT / "scripts" / "make_reference"), "--check"]
+    assert subprocess.run(script, check=False).returncode == 0, "run scripts/make_reference"
+
+
+def test_there_are_at_most_twelve_pages() -> None:
+    assert len(list(ROOT.glob("docs/**/*.md"))) <= 12
 
 
 def test_the_readme_shows_code() -> None:
