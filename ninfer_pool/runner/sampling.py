@@ -96,7 +96,9 @@ class Sampler:
         self, sampling: Sampling, *, prompt: Sequence[int] | npt.NDArray[np.int32]
     ) -> None:
         self._sampling = sampling
-        self._prompt = torch.from_numpy(np.unique(np.asarray(prompt, dtype=np.int64)))
+        self._prompt = torch.empty(0, dtype=torch.int64)
+        if sampling.penalises:
+            self._prompt = torch.from_numpy(np.unique(np.asarray(prompt, dtype=np.int64)))
         self._generated: Counter[int] = Counter()
         self._proposals: dict[tuple[int, ...], torch.Tensor] = {}
         self._generator = torch.Generator()

@@ -205,7 +205,8 @@ class Service:
         parted = None
         if handle is not None and handle.running is not None:
             parted = handle.running.lease.explanation.diverged_at
-        self._remember(request, report, parted)
+        # Rendering again can wait until the client has its answer; whoever asks comes later still.
+        asyncio.get_running_loop().call_soon(self._remember, request, report, parted)
         self.metrics.note(report)
         if self._log is not None and request.logged is not None:
             self._log.finish(

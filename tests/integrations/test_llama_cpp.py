@@ -233,6 +233,7 @@ def test_no_lane_is_said_and_changes_nothing(tiny: PooledLlama) -> None:
         (list(range(100, 1000)), {"max_tokens": 200}, "n_ctx is 1024"),
         ([1, 2], {"max_tokens": 0}, "max_tokens"),
         ([], {}, "tokens: empty"),
+        ([1, 2], {"stop": ["a", ""]}, "not empty"),
     ],
 )
 def test_what_can_never_run_is_refused(
@@ -241,6 +242,18 @@ def test_what_can_never_run_is_refused(
     with pytest.raises(PromptError, match=match):
         tiny.generate(asked, **options)
     assert tiny.pool.stats().counters.acquired == 0
+
+
+def test_what_is_closed_says_so_and_does_not_crash() -> None:
+    with pooled(HYBRID) as closed:
+        stream = closed.stream([1, 2, 3], max_tokens=4, stop_tokens=())
+        next(stream)
+    with pytest.raises(LibraryError, match="closed"):
+        next(stream)
+    with pytest.raises(ConfigError, match="closed"):
+        closed.generate([1, 2, 3])
+    closed.pool.check()
+    assert not closed.pool.stats().leases
 
 
 def test_a_prompt_of_another_model_is_refused(tiny: PooledLlama) -> None:

@@ -75,6 +75,16 @@ def test_an_answer_that_comes_back_otherwise_resumes_at_the_prompt_end(name: str
     assert torch.equal(output, alone(model, edited, max_new_tokens=10))
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3_5"])
+def test_a_pool_made_in_inference_mode_serves_outside_it(name: str) -> None:
+    with torch.inference_mode():
+        pool = pooled(name)
+        pool.generate(words(70), max_new_tokens=4)
+    output, report = pool.generate(words(70), max_new_tokens=4)
+    assert report.reason == "hit"
+    assert torch.equal(output, alone(shared(name), words(70), max_new_tokens=4))
+
+
 @pytest.mark.parametrize("name", BUILDERS)
 def test_one_system_prompt_serves_many(name: str) -> None:
     model, pool = shared(name), pooled(name)

@@ -114,13 +114,13 @@ class PooledLlama:
             wishes: as `PrefixPool.acquire` takes them.
 
         Raises:
-            ConfigError: no lane or no room is free.
-            PromptError: it could never fit.
+            ConfigError: no lane or no room is free, or it is closed.
+            PromptError: it could never fit, or a stop text is empty.
             LibraryError: the library failed; nothing of the request is retained.
         """
         if not isinstance(prompt, Prompt):
             prompt = self.prompt(prompt)
-        self._check(prompt, max_tokens)
+        self._check(prompt, max_tokens, stop)
         ends = self._ends if stop_tokens is None else set(stop_tokens).__contains__
         limits = Limits(most=max_tokens, ends=ends, stops=tuple(stop), text=self.text)
         sampler = Sampler(sampling)
@@ -132,8 +132,12 @@ class PooledLlama:
             sampler.close()
         return done
 
-    def _check(self, prompt: Prompt, max_tokens: int) -> None:
+    def _check(self, prompt: Prompt, max_tokens: int, stop: Sequence[str]) -> None:
         engine = self.engine
+        if engine.sequences.closed:
+            raise ConfigError("closed: its context is freed; make another PooledLlama")
+        if not all(isinstance(each, str) and each for each in stop):
+            raise PromptError(f"stop: {stop!r}; needs texts that are not empty")
         if type(max_tokens) is not int or max_tokens < 1:
             raise PromptError(f"max_tokens: {max_tokens!r}; needs an int of 1 or more")
         if dataclasses.replace(prompt.namespace, salt=None) != engine.namespace:
@@ -255,7 +259,7 @@ class PooledLlama:
         min_p: float = 0.05,
         top_k: int = 40,
         seed: int = 0,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         **options: Any,
     ) -> dict[str, Any]:
         """Answer like `llama_cpp.Llama.create_completion`, with what the pool did in ``pool``.
@@ -265,7 +269,7 @@ class PooledLlama:
         sampling = Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
         )
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = (stop,) if stop and isinstance(stop, str) else tuple(stop or ())
         parts = {name: options.pop(name) for name in ("boundaries", "salt") if name in options}
         done = self.generate(
             self.prompt(prompt, **parts),

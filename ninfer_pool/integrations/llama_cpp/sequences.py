@@ -58,6 +58,7 @@ class Sequences:
         params.n_batch = self.n_batch
         params.n_ubatch = min(params.n_ubatch, self.n_batch)
         self.params = params
+        self.closed = False
         self._closing = contextlib.ExitStack()
         self._ctx = llama_cpp.llama_init_from_model(llama.model, params)
         if not self._ctx:
@@ -73,6 +74,7 @@ class Sequences:
 
     def close(self) -> None:
         """Free the context; nothing may be called afterwards."""
+        self.closed = True
         self._closing.close()
 
     def decode(self, lane: int, tokens: Sequence[int], begin: int) -> Logits:
@@ -83,6 +85,8 @@ class Sequences:
         Raises:
             LibraryError: the library failed; what the lane holds is not known any more.
         """
+        if self.closed:
+            raise LibraryError("closed: the context is freed")
         batch, count = self._batch, len(tokens)
         batch.n_tokens = count
         _view(batch.token, count)[:] = tokens
@@ -101,6 +105,8 @@ class Sequences:
 
     def clear(self, lane: int) -> None:
         """Remove all of a lane."""
+        if self.closed:
+            return  # all of it is gone
         llama_cpp.llama_memory_seq_rm(self._memory, lane, -1, -1)
 
     def remove(self, lane: int, begin: int) -> bool:

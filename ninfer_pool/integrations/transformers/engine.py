@@ -92,10 +92,11 @@ class Engine:
         self.tolerance = TOLERANCE.get(model.dtype, LOW_PRECISION)
         self.vocab_size: int = model.config.get_text_config(decoder=True).vocab_size
         size = (config.num_pages, config.page_bytes)
-        self.slab = torch.zeros(size, dtype=torch.uint8, device=model.device)
-        self._pages = [
-            (kv, kv.keys.view(self.slab), kv.values.view(self.slab)) for kv in layout.page
-        ]
+        with torch.inference_mode(mode=False):  # else it could be written in that mode alone
+            self.slab = torch.zeros(size, dtype=torch.uint8, device=model.device)
+            self._pages = [
+                (kv, kv.keys.view(self.slab), kv.values.view(self.slab)) for kv in layout.page
+            ]
         self._lanes = [_Lane(fresh_cache(model)) for _ in range(config.lanes)]
 
     # -- computing -------------------------------------------------------------------------
