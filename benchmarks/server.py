@@ -31,8 +31,7 @@ from ninfer_pool.bench.ratios import Ratio, RatioReport, ratio
 from ninfer_pool.bench.report import write_section
 from ninfer_pool.lease import Lease
 from ninfer_pool.runner import TINY, Runner
-from ninfer_pool.server.app import create_app
-from ninfer_pool.server.command import SWITCH_SECONDS, listen
+from ninfer_pool.server.command import SWITCH_SECONDS, configured, listen
 from ninfer_pool.server.service import Service
 from ninfer_pool.server.settings import Settings
 
@@ -93,7 +92,7 @@ def serving() -> Iterator[tuple[Service, int]]:
     runner = Runner.from_pretrained(TINY, dtype="fp32", kv_dtype="bf16", kv_budget="256MiB")
     service = Service(runner, settings=Settings(model_ids=(MODEL,)), tell=lambda _: None)
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(create_app(service), log_level="error"))
+    server = uvicorn.Server(configured(service, log_level="error", drain=2))
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
     thread.start()
     try:

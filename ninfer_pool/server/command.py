@@ -42,14 +42,20 @@ def serve(args: argparse.Namespace) -> None:
         runner = make_runner(args)
         service = Service(runner, settings=settings_of(args), log=log, tell=say)
         greet(service, listener, args)
-        config = uvicorn.Config(
-            create_app(service),
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=DRAIN_SECONDS + 2,
-        )
+        config = configured(service, log_level="warning", drain=DRAIN_SECONDS + 2)
         sys.setswitchinterval(SWITCH_SECONDS)
         _Server(config, service).run(sockets=[listener])
+
+
+def configured(service: Service, *, log_level: str, drain: int) -> uvicorn.Config:
+    """Return how uvicorn is to serve: by the parser that bounds headers and knows HTTP/1.0."""
+    return uvicorn.Config(
+        create_app(service),
+        http="h11",
+        log_level=log_level,
+        access_log=False,
+        timeout_graceful_shutdown=drain,
+    )
 
 
 class _Server(uvicorn.Server):

@@ -13,7 +13,7 @@ if not os.environ.get("NINFER_POOL_LLAMA"):
     pytest.importorskip("llama_cpp", reason="scripts/test --llama compiles llama-cpp-python")
 
 from ninfer_pool.errors import ConfigError, PromptError
-from ninfer_pool.integrations.llama_cpp import PooledLlama, Sampling
+from ninfer_pool.integrations.llama_cpp import LibraryError, PooledLlama, Sampling
 from ninfer_pool.runner import TINY, Runner
 from tests.integrations.llama_models import (
     DENSE,

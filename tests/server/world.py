@@ -15,8 +15,7 @@ import httpx
 import uvicorn
 
 from ninfer_pool.runner import TINY, Runner
-from ninfer_pool.server.app import create_app
-from ninfer_pool.server.command import listen
+from ninfer_pool.server.command import configured, listen
 from ninfer_pool.server.request_log import RequestLog
 from ninfer_pool.server.service import Service
 from ninfer_pool.server.settings import Settings
@@ -100,8 +99,7 @@ def running(runner: Runner, settings: Settings, *, log: Path | None = None) -> I
     opened = None if log is None else RequestLog(log)
     service = Service(runner, settings=settings, log=opened, tell=lines.append)
     listener = listen("127.0.0.1", 0)
-    config = uvicorn.Config(create_app(service), log_level="error", timeout_graceful_shutdown=2)
-    inner = uvicorn.Server(config)
+    inner = uvicorn.Server(configured(service, log_level="error", drain=2))
     thread = threading.Thread(target=lambda: inner.run(sockets=[listener]), daemon=True)
     thread.start()
     try:

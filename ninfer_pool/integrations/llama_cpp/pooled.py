@@ -136,7 +136,7 @@ class PooledLlama:
         engine = self.engine
         if engine.sequences.closed:
             raise ConfigError("closed: its context is freed; make another PooledLlama")
-        if not all(isinstance(each, str) and each for each in stop):
+        if not all(type(each) is str and each for each in stop):
             raise PromptError(f"stop: {stop!r}; needs texts that are not empty")
         if type(max_tokens) is not int or max_tokens < 1:
             raise PromptError(f"max_tokens: {max_tokens!r}; needs an int of 1 or more")
