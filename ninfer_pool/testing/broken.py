@@ -18,16 +18,20 @@ from ninfer_pool.testing.adapter import Logits, Tokens
 from ninfer_pool.testing.toy import IMAGE_BYTES, ROW, WIDTH, Array, Axes, State, ToyEngine
 
 
-class StateOfASibling(ToyEngine):
-    """Remembers images by their first page, and is not told when that is written anew."""
+class Remembers:
+    """A place for what a wrong engine keeps beside its lanes and pages."""
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
-        self.known: dict[int, State] = {}
+        self.kept: dict[int, Any] = {}
+
+
+class StateOfASibling(Remembers, ToyEngine):
+    """Remembers images by their first page, and is not told when that is written anew."""
 
     def load_image(self, lane: int, pages: Sequence[int]) -> None:
         super().load_image(lane, pages)
-        known = self.known.setdefault(pages[0], self.lanes[lane])
+        known = self.kept.setdefault(pages[0], self.lanes[lane])
         self.lanes[lane] = State.of(known.flat())
 
 
@@ -123,37 +127,29 @@ class PositionAxisDropped(ToyEngine):
         return super().prefill(tokens, lane=lane, begin=begin, table=table, positions=positions)
 
 
-class StalePage(ToyEngine):
+class StalePage(Remembers, ToyEngine):
     """Keeps whole pages that it has read, and does not see that they were recycled."""
-
-    def __init__(self, **sizes: Any) -> None:
-        super().__init__(**sizes)
-        self.known: dict[int, Array] = {}
 
     def read(self, lane: int, count: int, table: Pages) -> Array:
         size = self.config.page_tokens
         rows = super().read(lane, count, table).copy()
         for index, page in enumerate(table[: count // size].tolist()):
             part = rows[index * size : (index + 1) * size]
-            part[:] = self.known.setdefault(page, part.copy())
+            part[:] = self.kept.setdefault(page, part.copy())
         return rows
 
 
-class PublishBeforeWrite(ToyEngine):
+class PublishBeforeWrite(Remembers, ToyEngine):
     """Writes an image when its lane is next used, not when it is asked to."""
-
-    def __init__(self, **sizes: Any) -> None:
-        super().__init__(**sizes)
-        self.later: dict[int, tuple[int, ...]] = {}
 
     def save_image(self, lane: int, pages: Sequence[int]) -> None:
         self.flush(lane)
-        self.later[lane] = tuple(pages)
+        self.kept[lane] = tuple(pages)
 
     def flush(self, lane: int) -> None:
         """Write what is due."""
-        if lane in self.later:
-            super().save_image(lane, self.later.pop(lane))
+        if lane in self.kept:
+            super().save_image(lane, self.kept.pop(lane))
 
     def step(self, lane: int, token: int, at: int, table: Pages, axes: Axes) -> None:
         self.flush(lane)
@@ -216,25 +212,21 @@ class OnePageEarly(ToyEngine):
             super().write(lane, at - 1, table, row)
 
 
-class DecodeIgnoresTheTail(ToyEngine):
+class DecodeIgnoresTheTail(Remembers, ToyEngine):
     """Decodes from the tail of its own last token, not from the one that was restored."""
-
-    def __init__(self, **sizes: Any) -> None:
-        super().__init__(**sizes)
-        self.own: dict[int, Array] = {}
 
     def reset(self, lane: int) -> None:
         super().reset(lane)
-        self.own.pop(lane, None)
+        self.kept.pop(lane, None)
 
     def step(self, lane: int, token: int, at: int, table: Pages, axes: Axes) -> None:
-        self.lanes[lane].tail = self.own.get(lane, self.lanes[lane].tail)
+        self.lanes[lane].tail = self.kept.get(lane, self.lanes[lane].tail)
         super().step(lane, token, at, table, axes)
-        self.own[lane] = self.lanes[lane].tail
+        self.kept[lane] = self.lanes[lane].tail
 
     def roll_back(self, lane: int, position: int) -> None:
         super().roll_back(lane, position)
-        self.own[lane] = self.lanes[lane].tail
+        self.kept[lane] = self.lanes[lane].tail
 
 
 class LoadTakesTheImage(ToyEngine):
@@ -245,26 +237,37 @@ class LoadTakesTheImage(ToyEngine):
         self.slab[list(pages)] = 0
 
 
-class LoadAliasesTheImage(ToyEngine):
+class LoadAliasesTheImage(Remembers, ToyEngine):
     """The lane's tail is the image's own bytes: the lane goes on writing them."""
-
-    def __init__(self, **sizes: Any) -> None:
-        super().__init__(**sizes)
-        self.alias: dict[int, Array] = {}
 
     def load_image(self, lane: int, pages: Sequence[int]) -> None:
         super().load_image(lane, pages)
         at = (IMAGE_BYTES - 4 * WIDTH) % self.config.page_bytes
-        self.alias[lane] = self.slab[pages[-1], at : at + 4 * WIDTH].view(np.float32)
+        self.kept[lane] = self.slab[pages[-1], at : at + 4 * WIDTH].view(np.float32)
 
     def reset(self, lane: int) -> None:
         super().reset(lane)
-        self.alias.pop(lane, None)
+        self.kept.pop(lane, None)
 
     def step(self, lane: int, token: int, at: int, table: Pages, axes: Axes) -> None:
         super().step(lane, token, at, table, axes)
-        if lane in self.alias:
-            self.alias[lane][:] = self.lanes[lane].tail
+        if lane in self.kept:
+            self.kept[lane][:] = self.lanes[lane].tail
+
+
+class PlainLaneKeepsItsRows(Remembers, ToyEngine):
+    """Plain attention: takes a lane's own copy of its rows for the request's where there are as
+    many. Nothing tells a plain engine that its lane was given to another request."""
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes, recurrent=False)
+
+    def read(self, lane: int, count: int, table: Pages) -> Array:
+        rows = super().read(lane, count, table)
+        if count > 1 and len(self.kept.get(lane, ())) == count - 1:
+            rows = np.concatenate((self.kept[lane], rows[-1:]))
+        self.kept[lane] = rows.copy()
+        return rows
 
 
 class NamespacesMixed(ToyEngine):
@@ -283,45 +286,37 @@ class NamespaceOfItsOwn(ToyEngine):
         self.namespace = Namespace(weights=f"toy:{id(self)}", kv_dtype="float32")
 
 
-class DraftRowShortByOne(ToyEngine):
+class DraftRowShortByOne(Remembers, ToyEngine):
     """The draft part of a call's last row is left to the next call, which is another's at times."""
 
     def prefill(
         self, tokens: Tokens, *, lane: int, begin: int, table: Pages, positions: Any = None
     ) -> Logits:
-        if begin and self.due.get(lane, (0,))[0] == begin:
-            self.write(lane, begin - 1, table, self.due[lane][1])
+        if begin and self.kept.get(lane, (0,))[0] == begin:
+            self.write(lane, begin - 1, table, self.kept[lane][1])
         made = super().prefill(tokens, lane=lane, begin=begin, table=table, positions=positions)
         last = begin + len(tokens)
         row = self.read(lane, last, table)[-1].copy()
-        self.due[lane] = (last, row.copy())
+        self.kept[lane] = (last, row.copy())
         row[2 * WIDTH :] = 0
         self.write(lane, last - 1, table, row)
         return made
 
-    def __init__(self, **sizes: Any) -> None:
-        super().__init__(**sizes)
-        self.due: dict[int, tuple[int, Array]] = {}
 
-
-class TableRemembered(ToyEngine):
+class TableRemembered(Remembers, ToyEngine):
     """Keeps the page table that a lane's request began with; it may grow."""
-
-    def __init__(self, **sizes: Any) -> None:
-        super().__init__(**sizes)
-        self.tables: dict[int, Pages] = {}
 
     def prefill(
         self, tokens: Tokens, *, lane: int, begin: int, table: Pages, positions: Any = None
     ) -> Logits:
-        known = self.tables.setdefault(lane, np.array(table))
+        known = self.kept.setdefault(lane, np.array(table))
         table = np.concatenate((known, np.asarray(table)[len(known) :])).astype(np.int32)
-        self.tables[lane] = table
+        self.kept[lane] = table
         return super().prefill(tokens, lane=lane, begin=begin, table=table, positions=positions)
 
     def reset(self, lane: int) -> None:
         super().reset(lane)
-        self.tables.pop(lane, None)
+        self.kept.pop(lane, None)
 
 
 class LanesShareAColumn(ToyEngine):
@@ -393,6 +388,7 @@ BROKEN = (
     Broken(make=LanesShareAColumn, test="interleaved", examples=10),
     Broken(make=PagesInOrderOfTheirNumbers, test="forks", examples=50),
     Broken(make=WholePagesRead, test="free_and_recycled", examples=10),
+    Broken(make=PlainLaneKeepsItsRows, test="last_request", examples=200),
     Broken(make=NamespacesMixed, test="identity_is_named", examples=None),
     Broken(make=NamespaceOfItsOwn, test="identity_is_named", examples=None),
 )

@@ -63,6 +63,17 @@ class Failing(Kit):
             running.decode([one] * page)
             running.finish()
 
+    @pytest.mark.parametrize("more", [-1, 0, 1])
+    def test_a_lane_keeps_nothing_of_its_last_request(self, more: int) -> None:
+        """A request resumes where its lane's last one ended, or a token beside."""
+        host = self.host("G5: a lane keeps nothing of its last request")
+        end, (one, other) = 2 * host.config.page_tokens + 1, self.two(host)
+        head, stranger = self.words(host, end), self.words(host, end + more, part=1)
+        first = host.serve(head).lease.lane
+        lane = first if host.config.affinity == "prefer" else None
+        host.serve(stranger, lane=lane, retain=False)
+        host.serve([*head, one], start=end, lane=lane, answer=[other])
+
     def test_images_and_pages_are_copied_whole(self) -> None:
         """An image brought to another lane and saved there is the same, byte by byte."""
         host = self.host("G5: images and pages are copied whole, and what is copied stays")
@@ -160,7 +171,11 @@ class Failing(Kit):
                 if getattr(before, name) != getattr(after, name):
                     host.fail(f"cancelled after step {stop}: {name} is {getattr(after, name)}")
             host.audit()
-            host.serve([*head, other], answer=[one], retain=False, start=len(head))
+            lane = running[-1].lease.lane if host.config.affinity == "prefer" else None
+            stranger = host.admit(self.two(host), lane=lane)
+            stranger.restore()
+            stranger.cancel()
+            host.serve([*head, other], answer=[one], retain=False, start=len(head), lane=lane)
         host.serve([*head, one, other, other, one, one], answer=[other])
 
     @pytest.mark.parametrize("call", CALLS)

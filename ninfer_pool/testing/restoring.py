@@ -77,6 +77,16 @@ class Restoring(Kit):
             done = host.serve([*tokens, *new], answer=new[:3], start=start, lane=lane)
             tokens = done.tokens
 
+    def test_restored_equals_recomputed_many_pages_out(self) -> None:
+        """Long prompts: a resume behind many pages, many pages in one call, and both again."""
+        host = self.host("G5: restored equals recomputed behind many pages")
+        page = host.config.page_tokens
+        head, one = self.words(host, 9 * page + 1), self.two(host)[0]
+        host.serve(head[: page + 1])
+        for end in (5 * page + 1, 9 * page + 1):
+            host.serve(head[:end], answer=[one, one])
+        host.serve([*head, one, one, one], start=len(head) + 2, answer=[one])
+
     def test_positions_count(self) -> None:
         """Other positions on one axis share nothing past where they part; equal ones all."""
         host = self.host("G5: what was computed at other positions is not resumed")

@@ -41,7 +41,8 @@ def test_random_workloads_find_it_within_the_stated_number(broken: Broken) -> No
 def test_it_serves_a_first_prompt_right(broken: Broken) -> None:
     """So that nothing but a restore, a fork, a draft or another lane shows the fault."""
     tokens, table = np.arange(1, 7, dtype=np.int32), np.array([2, 3], dtype=np.int32)
-    first, good = broken.make(num_pages=8), ToyEngine(num_pages=8)
+    first = broken.make(num_pages=8)
+    good = ToyEngine(num_pages=8, recurrent=first.model.recurrent)
     told: dict[str, Any] = {"lane": 0, "begin": 0, "table": table}
     wrong = first.prefill(tokens, **told).tobytes() != good.prefill(tokens, **told).tobytes()
     assert wrong == (name(broken) in {"OnePageEarly", "WholePagesRead"})
