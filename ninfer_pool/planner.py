@@ -102,7 +102,7 @@ def plan_captures(
     extra: dict[int, str] = {}
     if not end_logits and end - 1 > start:
         extra[end - 1] = "turn"
-    parts = [_moved(junction, declared) for junction in junctions]
+    parts = [_moved(junction, [start, *declared]) for junction in junctions]
     _add_optional(extra, chosen, parts, "junction", start=start, worth=worth)
     if end not in declared:
         _add_optional(extra, chosen, [end - BEFORE_END], "grid", start=start, worth=worth)
@@ -118,13 +118,13 @@ def plan_captures(
     ]
 
 
-def _moved(junction: int, declared: Iterable[int]) -> int:
-    """Return the declared boundary shortly before a junction, if there is one.
+def _moved(junction: int, stops: Iterable[int]) -> int:
+    """Return the declared boundary, or the start, shortly before a junction, if there is one.
 
     Two chats that part at a message's end share the token that begins the next one. A cut there
     is not canonical, the boundary's is: what resumes from it stays exact.
     """
-    before = max((position for position in declared if position <= junction), default=0)
+    before = max((stop for stop in stops if stop <= junction), default=0)
     return before if junction - before <= NEAR_BOUNDARY and before else junction
 
 

@@ -184,3 +184,30 @@ def test_a_pin_moves_to_what_is_left_when_its_tip_is_quarantined(image_bytes: in
     assert shop.pool.unpin(entry.key)
     assert shop.pool.evict(entry.key)
     shop.pool.check()
+
+
+def test_a_parting_right_after_a_message_leaves_what_follows_exact() -> None:
+    """It was cut one token after the message's end, where no cold run of the prompt is cut."""
+    shop = driver(page_tokens=4, image_bytes=32)
+    head, opener = list(range(1, 61)), 7  # every message begins with the same token
+    first = [*head, opener, *range(100, 140)]
+    other = [*head, opener, *range(200, 240)]
+    ends = [(60, "history"), (101, "turn")]
+    shop.serve(first, boundaries=ends)
+    parted = shop.serve(other, boundaries=ends)
+    assert (parted.start, parted.exact) == (60, True)
+    again = shop.serve([*other, 9], boundaries=ends)
+    assert (again.start, again.exact) == (101, True)
+
+
+def test_a_junction_right_after_an_older_boundary_is_captured_at_that_boundary() -> None:
+    shop = driver(page_tokens=4, image_bytes=32)
+    stem, opener = list(range(1, 41)), 7
+    long = [*stem, opener, *range(100, 140)]
+    ends = [(40, "history"), (60, "history"), (81, "turn")]
+    shop.serve(long, boundaries=ends)  # of one kind only the newest is worth an image: none at 40
+    other = [*stem, opener, *range(200, 240)]
+    shop.serve(other, boundaries=[(40, "history"), (60, "history"), (81, "turn")])
+    third = shop.serve([*stem, opener, *range(300, 340)], boundaries=[(40, "history")])
+    assert (third.start, third.reuse) == (40, "restore_junction_checkpoint")
+    assert third.exact
