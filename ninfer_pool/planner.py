@@ -9,7 +9,7 @@ from ninfer_pool.prompt import Boundary, Prompt
 
 NEWEST_ONLY = ("turn", "response", "history")
 """Kinds of which a long prompt declares many; only the last of each is worth an image."""
-NEAR_BOUNDARY = 16
+NEAR_BOUNDARY = 4
 """A junction at most this many tokens after a declared boundary is taken at the boundary."""
 BEFORE_END = 512
 """Tokens before an undeclared prompt end where many a next prompt parts from this one."""
@@ -102,7 +102,8 @@ def plan_captures(
     extra: dict[int, str] = {}
     if not end_logits and end - 1 > start:
         extra[end - 1] = "turn"
-    parts = [_moved(junction, [start, *declared]) for junction in junctions]
+    stops = [each for each, _ in prompt.boundaries if each in canonical or each % grid == 0]
+    parts = [_moved(junction, stops) for junction in junctions]
     _add_optional(extra, chosen, parts, "junction", start=start, worth=worth)
     if end not in declared:
         _add_optional(extra, chosen, [end - BEFORE_END], "grid", start=start, worth=worth)
@@ -119,7 +120,7 @@ def plan_captures(
 
 
 def _moved(junction: int, stops: Iterable[int]) -> int:
-    """Return the declared boundary, or the start, shortly before a junction, if there is one.
+    """Return the canonical boundary shortly before a junction, if there is one.
 
     Two chats that part at a message's end share the token that begins the next one. A cut there
     is not canonical, the boundary's is: what resumes from it stays exact.

@@ -2,8 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("starlette")
+
+import torch
+
+from tests.server.scripted import Voice, serve_scripted
+from tests.server.world import Server, serve
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def of_four_lanes() -> Iterator[Server]:
+    with serve(lanes=4) as server:
+        yield server
+
+
+@pytest.fixture
+def wide(of_four_lanes: Server) -> Iterator[Server]:
+    """A server with four lanes and bytes for everything, empty."""
+    of_four_lanes.runner.pool.clear()
+    yield of_four_lanes
+    of_four_lanes.idle()
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[tuple[Server, Voice]]:
+    """A server, and the voice that says what its model is told to say."""
+    with serve_scripted(max_entries=8, lanes=2) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def voice(scripted: tuple[Server, Voice]) -> Voice:
+    return scripted[1]

@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.server.scripted import Voice, serve_scripted
+from tests.server.scripted import Voice
 from tests.server.sdk import Client, anthropic_of, options, user
 from tests.server.world import MODEL, Server, serve
 
@@ -25,19 +25,8 @@ SYSTEM = "You are a helper who tells short stories. " * 6
 
 
 @pytest.fixture(scope="module")
-def scripted() -> Iterator[tuple[Server, Voice]]:
-    with serve_scripted(max_entries=8, lanes=2) as both:
-        yield both
-
-
-@pytest.fixture(scope="module")
 def server(scripted: tuple[Server, Voice]) -> Server:
     return scripted[0]
-
-
-@pytest.fixture(scope="module")
-def voice(scripted: tuple[Server, Voice]) -> Voice:
-    return scripted[1]
 
 
 @pytest.fixture(scope="module")

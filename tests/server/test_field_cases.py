@@ -44,20 +44,6 @@ def two(shared: Server) -> Iterator[Server]:
     shared.idle()
 
 
-@pytest.fixture(scope="module")
-def of_four_lanes() -> Iterator[Server]:
-    with serve(lanes=4) as server:
-        yield server
-
-
-@pytest.fixture
-def wide(of_four_lanes: Server) -> Iterator[Server]:
-    """A server with four lanes and bytes for everything, empty."""
-    of_four_lanes.runner.pool.clear()
-    yield of_four_lanes
-    of_four_lanes.idle()
-
-
 @pytest.mark.parametrize(("room", "fields"), [(2, {}), (1, {"retain_prefix": False})])
 def test_field_01_a_one_shot_between_two_turns(
     room: int, fields: dict[str, Any], *, long_run: bool

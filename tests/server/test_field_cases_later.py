@@ -6,7 +6,6 @@ import argparse
 import json
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +34,6 @@ from tests.server.world import MODEL, Server, cached, events, serve
 
 OFF = {"read": False, "retain": False}
 PAGE = 64
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Server]:
-    with serve(lanes=4) as server:
-        yield server
-
-
-@pytest.fixture
-def wide(shared: Server) -> Iterator[Server]:
-    """A server with four lanes and bytes for everything, empty."""
-    shared.runner.pool.clear()
-    yield shared
-    shared.idle()
 
 
 def test_field_23_a_message_that_is_never_sent_again(wide: Server) -> None:
