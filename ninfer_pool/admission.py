@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Request:
     cuts: tuple[int, ...]
     found: Found
     explanation: Explanation
+    bill: Bill = field(default_factory=Bill)
 
 
 def search(
@@ -143,7 +144,7 @@ def _take(
     images = 0
     if config.image_pages:
         images = min(demand.images, (demand.freeable - demand.pages) // config.image_pages)
-    bill = Bill()
+    bill = request.bill
     total = demand.pages + images * config.image_pages
     before = ledger.retained
     free_pages(retained, total, bill)

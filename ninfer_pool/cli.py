@@ -1,4 +1,4 @@
-"""The console command `ninfer-pool`: simulate, trace, generate, serve, demo, bench.
+"""The console command `ninfer-pool`: simulate, trace, generate, serve, store, demo, bench.
 
 Everything a person can get wrong is checked before anything runs: one line on stderr, exit code 2
 and no output file. Imports that take time wait inside the command that needs them.
@@ -8,39 +8,33 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ninfer_pool.demo.arguments import add_demo
 from ninfer_pool.errors import PoolError, UsageError
 from ninfer_pool.server.options import add_serve
 from ninfer_pool.sim import options
-from ninfer_pool.sim.arguments import add_simulate, sweeps
+from ninfer_pool.sim.arguments import add_simulate
+from ninfer_pool.sim.command import simulate
+from ninfer_pool.tiers.disk.store_command import add_store
 
-if TYPE_CHECKING:
-    from ninfer_pool.sim.geometry import Sizes
-    from ninfer_pool.sim.replay import Setup
-    from ninfer_pool.sim.report import Run
-    from ninfer_pool.sim.trace import Trace
-
-SHIPPED_TRACE = "claude_code_side_requests.jsonl"
 TRACE_SOURCES = ("mooncake", "kv-cache-tester", "openai-jsonl", "server-log")
 INTERRUPTED, PIPE_CLOSED = 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code: 0, 2 on a caller's mistake, 130 on Ctrl-C."""
+    """Run one command line; returns the exit code: 0, 1 where `store verify` found damage, 2 on a
+    caller's mistake, 130 on Ctrl-C."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without "…" or a trace's letters
     try:
         args = _parse(sys.argv[1:] if argv is None else argv)
-        args.run(args)
+        code = args.run(args)
         sys.stdout.flush()
     except PoolError as error:
         return _complain(str(error))
@@ -53,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"{where}{error.strerror or error}")
     except KeyboardInterrupt:
         return INTERRUPTED
-    return 0
+    return int(code or 0)
 
 
 def _complain(message: str) -> int:
@@ -109,9 +103,9 @@ def _parser() -> _Parser:
     parser = _Parser(prog="ninfer-pool", description="Prefix reuse for hybrid models, sized.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    simulate = commands.add_parser("simulate", help="hit rate against K and bytes on a trace")
-    add_simulate(simulate)
-    simulate.set_defaults(run=_simulate)
+    simulated = commands.add_parser("simulate", help="hit rate against K and bytes on a trace")
+    add_simulate(simulated)
+    simulated.set_defaults(run=simulate)
     trace = commands.add_parser("trace", help="convert a trace, or tell what it holds")
     verbs = trace.add_subparsers(required=True, metavar="convert|info")
     _add_convert(verbs.add_parser("convert", help="make a trace from a log of another format"))
@@ -123,6 +117,7 @@ def _parser() -> _Parser:
     serve = commands.add_parser("serve", help="an HTTP server for OpenAI's and Anthropic's clients")
     add_serve(serve)
     serve.set_defaults(run=_serve)
+    add_store(commands.add_parser("store", help="look at and tidy a folder of --disk-dir"))
     bench = commands.add_parser("bench", help="measure on this machine")
     kinds = bench.add_subparsers(required=True, metavar="core|runner")
     _add_bench(kinds.add_parser("core", help="lookup, commit, evict and explain, in microseconds"))
@@ -262,136 +257,3 @@ def _needs_extra(extra: str) -> Iterator[None]:
             raise
         message = f'needs {name}; run pip install "ninfer-pool[{extra}]"'
         raise UsageError(message) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """A command line of `simulate`, checked: from here on only our own bugs can fail."""
-
-    traces: Sequence[Trace]
-    setup: Setup
-    sizes: Sizes
-    policies: tuple[str, ...]
-    entries: tuple[int, ...]
-    budgets: tuple[int, ...]
-    explain: int | None
-
-
-def _simulate(args: argparse.Namespace) -> None:
-    plan = _plan(args)
-    runs_of_traces: list[list[Run]] = []
-    with ExitStack() as files:
-        # Drafts become the named files when the block ends well, and vanish when it does not.
-        drafts = {
-            path: files.enter_context(options.replacing(path))
-            for path in (args.json, args.detail, args.plot)
-            if path is not None
-        }
-        detail = None
-        if args.detail is not None:
-            detail = files.enter_context(drafts[args.detail].open("w", encoding="utf-8"))
-        for trace in plan.traces:
-            before = sum(map(len, runs_of_traces))
-            runs_of_traces.append(list(_runs(trace, plan, detail=detail, first=before)))
-            _tell(trace, plan, runs_of_traces[-1])
-        if args.json is not None:
-            runs = [run for group in runs_of_traces for run in group]
-            drafts[args.json].write_text(_json(runs), encoding="utf-8")
-        if args.plot is not None:
-            from ninfer_pool.sim.plot import plot
-
-            drafts[args.plot].write_bytes(
-                plot(runs_of_traces, suffix=args.plot.suffix.lower(), sizes=plan.sizes)
-            )
-    for path in drafts:
-        print(f"wrote {path}")
-
-
-def _plan(args: argparse.Namespace) -> _Plan:
-    """Check the whole command line and read the traces."""
-    from ninfer_pool.policy import POLICIES
-    from ninfer_pool.sim.geometry import load_geometry
-    from ninfer_pool.sim.replay import Setup
-
-    options.check_policies(args.policy, known=tuple(POLICIES))
-    outputs = {"--json": args.json, "--detail": args.detail, "--plot": args.plot}
-    options.check_outputs(outputs, inputs=args.traces)
-    if args.plot is not None:
-        options.check_plot_library()
-    geometry = load_geometry(args.model)
-    sizes = geometry.sizes(kv=args.kv, mtp=args.mtp)
-    entries, budgets = sweeps(args)
-    options.check_budgets(
-        budgets, page_bytes=sizes.page_bytes, image_bytes=sizes.image_bytes, model=geometry.name
-    )
-    setup = Setup(
-        geometry=geometry, model=geometry.name,
-        kv=args.kv, mtp=args.mtp, lanes=args.lanes, affinity=args.affinity,
-        prefill_rate=args.prefill_rate, decode_rate=args.decode_rate,
-    )  # fmt: skip
-    traces = _read_traces(args.traces)
-    _check_explain(args.explain, traces)
-    return _Plan(
-        traces=traces, setup=setup, sizes=sizes, policies=args.policy,
-        entries=entries, budgets=budgets, explain=args.explain,
-    )  # fmt: skip
-
-
-def _read_traces(paths: Sequence[Path]) -> list[Trace]:
-    from importlib.resources import as_file, files
-
-    from ninfer_pool.sim.trace import read_trace
-
-    if paths:
-        return [read_trace(path) for path in paths]
-    with as_file(files("ninfer_pool.sim") / "traces" / SHIPPED_TRACE) as path:
-        return [read_trace(path)]
-
-
-def _check_explain(request: int | None, traces: Sequence[Trace]) -> None:
-    if request is None:
-        return
-    if len(traces) > 1:
-        raise UsageError(f"--explain: request {request} of which trace? give one TRACE")
-    last = len(traces[0].requests) - 1
-    if request > last:
-        raise UsageError(f"--explain: no request {request} in {traces[0].name}; 0 to {last}")
-
-
-def _runs(trace: Trace, plan: _Plan, *, detail: IO[str] | None, first: int) -> Iterator[Run]:
-    """Simulate all runs of one trace; detail lines go out at once, so that none pile up."""
-    from ninfer_pool.sim.progress import Progress
-    from ninfer_pool.sim.replay import sweep
-
-    with Progress(sys.stderr) as progress:
-        outcomes = sweep(
-            trace, plan.setup, policies=plan.policies, entries=plan.entries,
-            budgets=plan.budgets, on_progress=progress.show,
-        )  # fmt: skip
-        for index, outcome in enumerate(outcomes, start=first):
-            if detail is not None:
-                for line in outcome.detail:
-                    detail.write(json.dumps({"run": index, **line}, allow_nan=False) + "\n")
-            yield outcome.run
-
-
-def _tell(trace: Trace, plan: _Plan, runs: Sequence[Run]) -> None:
-    from ninfer_pool.sim.report import report
-
-    print(report(runs, sizes=plan.sizes))
-    if plan.explain is not None:
-        from ninfer_pool.sim.replay import explain_request
-
-        entries = plan.entries[0] if plan.entries else None
-        budget = None if plan.entries else plan.budgets[0]
-        print(
-            explain_request(
-                trace, plan.setup, policy=plan.policies[0], entries=entries,
-                budget_bytes=budget, request=plan.explain,
-            )
-        )  # fmt: skip
-    sys.stdout.flush()
-
-
-def _json(runs: Sequence[Run]) -> str:
-    return json.dumps({"version": 1, "runs": runs}, indent=2, allow_nan=False) + "\n"

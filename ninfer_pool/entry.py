@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -14,16 +15,34 @@ if TYPE_CHECKING:
     from ninfer_pool.index import Path
 
 
+Known: TypeAlias = tuple[int, tuple[Any, ...]]
+"""A position, and the runs (see `ninfer_pool.tiers`) as which all before it was once stored."""
+
+
 class Table:
     """Page ids of one sequence, in order; shared by the checkpoints along it.
 
     A growing entry gives it the longer row: the whole pages below a checkpoint stay the same.
     """
 
-    __slots__ = ("ids",)
+    __slots__ = ("ids", "known")
 
-    def __init__(self, ids: Pages) -> None:
+    def __init__(self, ids: Pages, *, known: Known = (0, ())) -> None:
         self.ids = ids
+        self.known = known
+
+    def again(self) -> Table:
+        """Return another table of the same pages."""
+        return Table(self.ids, known=self.known)
+
+    def grow(self, longer: Table, *, at: int) -> None:
+        """Take over a longer row that has the same pages up to position ``at``.
+
+        What was stored of content past there is of another computation.
+        """
+        upto, runs = self.known
+        self.known = max(longer.known, (min(upto, at), runs), key=itemgetter(0))
+        self.ids = longer.ids
 
 
 class Checkpoint:
@@ -46,6 +65,7 @@ class Checkpoint:
         "path",
         "position",
         "spare",
+        "stored",
         "table",
         "tail",
         "tick",
@@ -80,6 +100,8 @@ class Checkpoint:
         self.spare = False
         """Superseded: kept while there is room, the first to go."""
         self.expires: float | None = None
+        self.stored: Any = None
+        """What it is made of in tiers below (see `ninfer_pool.tiers`); None: never stored."""
         self.path = None
         """Where it is indexed; None before and after."""
 

@@ -10,6 +10,7 @@
     ├── TraceError       a trace file that breaks the rules of its format
     ├── GeometryError    model sizes that do not add up
     ├── ModelError       a model's folder that cannot be read or run
+    ├── StoreError       a tier's folder or file on disk that cannot be used
     └── UsageError       a command line that cannot be carried out
 """
 
@@ -49,6 +50,10 @@ class GeometryError(PoolError):
 
 class ModelError(PoolError):
     """A model's folder that is missing, incomplete, of another shape or not supported."""
+
+
+class StoreError(PoolError):
+    """A tier's folder or file on disk that is damaged, in use, foreign or cannot be written."""
 
 
 class UsageError(PoolError):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from ninfer_pool import index, keys, ways
+from ninfer_pool.below import Tier
 from ninfer_pool.config import PoolConfig
 from ninfer_pool.entry import Checkpoint, Entry
 from ninfer_pool.ghosts import TAIL, Digest, Ghost, Ghosts
@@ -21,6 +23,8 @@ from ninfer_pool.pages import PageLedger, Units
 from ninfer_pool.policy.ranking import Ranking
 from ninfer_pool.results import Counters
 from ninfer_pool.spares import Spares
+
+Keeper: TypeAlias = Callable[[Entry | None, Checkpoint], None]
 
 
 class Holdings:
@@ -42,8 +46,16 @@ class Holdings:
         self.tick = 0
         """Commits so far: the pool's only clock."""
         self.checkpoints = 0
+        self.keeper: Keeper | None = None
+        """Told of what is about to go for room, where there are tiers below."""
+        self.tiers: tuple[Tier, ...] = ()
         self._serials = itertools.count()
         self._digests: dict[Namespace, bytes] = {}
+
+    def leaving(self, entry: Entry | None, mark: Checkpoint) -> None:
+        """A checkpoint is about to go for room: the tip of ``entry``, or a superseded one."""
+        if self.keeper is not None:
+            self.keeper(entry, mark)
 
     # -- finding ---------------------------------------------------------------------------
 
@@ -203,7 +215,7 @@ class Holdings:
         before.where.tip = entry
         before.where.count_entries(1)
         self._measure(entry)
-        self._rename(entry, self._key_of(entry.namespace, before))
+        self._rename(entry, self.key_of(entry.namespace, before))
         self.ranking.shortened(entry, self.tick)
         return freed
 
@@ -273,7 +285,7 @@ class Holdings:
                 self.unguard(mark)
             if entry.inherited is mark:
                 entry.inherited = None
-        holder, space = mark.where.tip, self._namespace(mark.where)
+        holder, space = mark.where.tip, self.namespace_of(mark.where)
         key = holder.key if holder is not None else ""
         if holder is not None and holder.tip is mark:
             freed = self.shorten(holder, cause=cause)
@@ -302,11 +314,13 @@ class Holdings:
                 self.ghosts.add(namespace, tail, ghost)
                 done = position
 
-    def _key_of(self, namespace: Namespace, mark: Checkpoint) -> str:
+    def key_of(self, namespace: Namespace, mark: Checkpoint) -> str:
+        """Return the key of the sequence up to a checkpoint. One hash pass."""
         parts = ways.pieces(mark.where, 0, mark.position)
         return self.key(namespace, parts, ways.attributes(mark.where, mark.position))
 
-    def _namespace(self, path: Path) -> Namespace:
+    def namespace_of(self, path: Path) -> Namespace:
+        """Return the namespace under which a path lies. O(depth)."""
         while path.parent is not None:
             path = path.parent
         return next(space for space, root in self.roots.items() if root is path)
@@ -354,9 +368,9 @@ class Holdings:
         """Take a superseded checkpoint out for room and say so; see `unlink`."""
         path = mark.where
         entry, key = path.tip, ""
-        space = None if entry is not None else self._namespace(path)
+        space = None if entry is not None else self.namespace_of(path)
         if self.journal and space is not None:
-            key = self._key_of(space, mark)
+            key = self.key_of(space, mark)
         freed = self.unlink(mark)
         if space is not None:
             self.sweep(space)

@@ -5,7 +5,7 @@ Internal: called by `Lease` with the pool's lock held.
 
 from __future__ import annotations
 
-from heapq import heapify, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -186,7 +186,9 @@ def _store(
     if not chosen:
         return False
     stretch = _stretch(pool, lease, source, chosen[-1].position)
-    table = Table(lease.grant.table[: -(-stretch.total // size)].copy())
+    stored = source.stored if source is not None else None
+    known = (lease.start, stored.runs) if stored is not None else (0, ())
+    table = Table(lease.grant.table[: -(-stretch.total // size)].copy(), known=known)
     for mark in chosen:
         mark.table = table
     before = retained.ledger.retained
@@ -218,6 +220,23 @@ def _set_expiry(pool: PrefixPool, lease: Lease, marks: list[Checkpoint]) -> None
     if len(pool.expiry) > 2 * pool.retained.checkpoints + SLACK:  # most are of what has gone
         pool.expiry = [item for item in pool.expiry if item[2].path and item[2].expires == item[0]]
         heapify(pool.expiry)
+
+
+def expire(pool: PrefixPool, now: float | None) -> None:
+    """Remove the checkpoints whose time is over, but those that a lease reads."""
+    busy = []
+    while now is not None and pool.expiry and pool.expiry[0][0] <= now:
+        item = heappop(pool.expiry)
+        mark = item[2]
+        if mark.path is None or mark.expires != item[0]:
+            continue
+        if mark.guards:
+            busy.append(item)
+            continue
+        pool.retained.remove(mark, cause="expired")
+        pool.retained.counters.expired += 1
+    for item in busy:
+        heappush(pool.expiry, item)
 
 
 def quarantine(pool: PrefixPool, lease: Lease) -> None:

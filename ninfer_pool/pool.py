@@ -5,24 +5,27 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections.abc import Callable
-from heapq import heappop, heappush
 from itertools import count
+from pathlib import Path as FilePath
 
+from ninfer_pool import lifecycle
 from ninfer_pool.admission import Request, admit, covers, lane_of, search
+from ninfer_pool.below import Below, NoTiers
 from ninfer_pool.checks import check_pool
 from ninfer_pool.config import PoolConfig
 from ninfer_pool.describe import describe
 from ninfer_pool.entry import Checkpoint, Entry
-from ninfer_pool.errors import ConfigError, PromptError
+from ninfer_pool.errors import ConfigError
 from ninfer_pool.grant import Wishes
 from ninfer_pool.lease import Lease
 from ninfer_pool.namespace import Namespace
 from ninfer_pool.planner import canonical_cuts
 from ninfer_pool.prompt import Prompt
+from ninfer_pool.request_checks import check_flags, check_lanes, check_prompt, check_request
 from ninfer_pool.results import EntryInfo, Event, Explanation, Pending, Refusal, Stats
 from ninfer_pool.retained import Retained
 from ninfer_pool.room import Bill, drop_entry
-from ninfer_pool.search import Matches, Rules, deepest_resume, explain, find, lookup
+from ninfer_pool.search import Matches, Rules, deepest_resume, explain, find_anywhere, lookup
 
 
 class PrefixPool:
@@ -57,6 +60,8 @@ class PrefixPool:
         self._lane_used = [0] * config.lanes
         self.expiry: list[tuple[float, int, Checkpoint]] = []
         self.serial = count()
+        self.below: Below = NoTiers()
+        """The tiers below the device: see `ninfer_pool.tiers.Tiers`, which sets it."""
 
     # -- reading (G7) ----------------------------------------------------------------------
 
@@ -66,39 +71,48 @@ class PrefixPool:
         Asked again with the same `Prompt` while nothing was stored or removed, as a scheduler
         does for what waits, it answers from memory: O(1). `acquire` always compares anew.
         """
-        _check_prompt(prompt)
+        check_prompt(prompt)
         clock = self.config.clock
         with self.lock:
             return lookup(self.retained, prompt, clock() if clock is not None else None)
 
     def explain(self, prompt: Prompt, *, read: bool = True, exact: bool = False) -> Explanation:
         """Return why ``prompt`` would hit as deep as it would, and what would help."""
-        _check_prompt(prompt)
+        check_prompt(prompt)
         rules = self._rules(read=read, exact=exact)
         with self.lock:
             cuts = self._cuts(prompt)
-            found = find(self.retained, prompt, cuts, rules)
+            found = find_anywhere(self.retained, prompt, cuts, rules)
             return explain(self.retained, prompt, found, rules)
 
     def key(self, prompt: Prompt) -> str:
         """Return the key of a prompt's whole sequence in this pool. One hash pass."""
-        _check_prompt(prompt)
+        check_prompt(prompt)
         return self.retained.key(prompt.namespace, [prompt.buffer], prompt.attributes)
 
     def find(self, key: str) -> list[EntryInfo]:
         """Return every entry stored under ``key``: normally one or none."""
         with self.lock:
-            return [describe(self.retained, entry) for entry in self._holders(key)]
+            found = [describe(self.retained, entry) for entry in self._holders(key)]
+            return found or self.below.find(key)
 
     def entries(
         self, *, where: Callable[[Namespace], bool] | None = None, newest: int | None = None
     ) -> list[EntryInfo]:
-        """Return all entries, or those of some namespaces, or the newest, the oldest first."""
+        """Return all entries, or those of some namespaces, or the newest, the oldest first.
+
+        Those that lie only in a tier below come before all that lie on the device.
+        """
         with self.lock:
             every = self.retained.entries.values()
             found = [entry for entry in every if where is None or where(entry.namespace)]
             first = 0 if newest is None else max(0, len(found) - newest)
-            return [describe(self.retained, entry) for entry in found[first:]]
+            told = [describe(self.retained, entry) for entry in found[first:]]
+            if newest is not None and len(told) >= newest:
+                return told
+            deeper = self.below.entries(where)
+            first = 0 if newest is None else max(0, len(deeper) + len(told) - newest)
+            return deeper[first:] + told
 
     def events(self, since: int = 0) -> list[Event]:
         """Return the events numbered ``since`` and later that are still remembered.
@@ -127,6 +141,7 @@ class PrefixPool:
                 image_bytes=retained.checkpoints * self.config.image_pages * size,
                 pinned_bytes=ledger.protected * size,
                 counters=retained.counters.copy(),
+                tiers=self.below.stats(),
             )
 
     @property
@@ -138,6 +153,7 @@ class PrefixPool:
         """Recount everything and compare; AssertionError names what is off. O(everything)."""
         with self.lock:
             check_pool(self.retained, list(self._leases))
+            self.below.check()
 
     def _rules(self, *, read: bool = True, exact: bool = False) -> Rules:
         clock = self.config.clock
@@ -196,31 +212,21 @@ class PrefixPool:
             claim=claim,
             exact=exact,
         )
-        self._check_request(prompt, reserve_tokens, wishes)
-        _check_lanes(self.config.lanes, lane=lane, near=near)
-        _check_flags(
+        check_request(self.config, prompt, reserve_tokens, wishes)
+        check_lanes(self.config.lanes, lane=lane, near=near)
+        check_flags(
             read=read, retain=retain, pin=pin, exact=exact, claim=claim, wait=wait_for_shared
         )
         with self.lock:
             rules = self._rules(read=read, exact=exact)
             rules.lane = lane if self.config.affinity == "strict" else None
-            self._expire(rules.now)
+            lifecycle.expire(self, rules.now)
             request = search(self.retained, prompt, wishes, rules, reserve_tokens)
+            if self.retained.tiers and read:
+                free = bool(self._free_lanes) and lane in (None, *self._free_lanes)
+                request = self.below.raise_up(prompt, request, rules, lane=free)
             pending = self._pending(request, read=read) if wait_for_shared else None
             return pending or self._admit(request, lane, near=near)
-
-    def _check_request(self, prompt: Prompt, reserve_tokens: int, wishes: Wishes) -> None:
-        _check_prompt(prompt)
-        if type(reserve_tokens) is not int or reserve_tokens < 0:
-            raise PromptError(f"reserve_tokens: {reserve_tokens!r}; needs an int of 0 or more")
-        if type(wishes.priority) is not int:
-            raise PromptError(f"priority: {wishes.priority!r}; needs an int")
-        if wishes.ttl_seconds is not None:
-            if self.config.clock is None:
-                raise ConfigError("clock: None; ttl_seconds needs a PoolConfig with a clock")
-            number = isinstance(wishes.ttl_seconds, (int, float))
-            if not number or not 0 < wishes.ttl_seconds < float("inf"):
-                raise PromptError(f"ttl_seconds: {wishes.ttl_seconds!r}; needs more than 0")
 
     def _pending(self, request: Request, *, read: bool) -> Pending | None:
         best: Pending | None = None
@@ -273,7 +279,8 @@ class PrefixPool:
             entry = self._named(key)
             if entry is not None:
                 self.pin_entry(entry)
-            return entry is not None
+                return True
+            return self.below.set_pin(key, pinned=True)
 
     def pin_entry(self, entry: Entry) -> None:
         """See `pin`."""
@@ -287,8 +294,9 @@ class PrefixPool:
         """Take the pin off; False unless the key names one entry that is pinned."""
         with self.lock:
             entry = self._named(key)
+            below = self.below.set_pin(key, pinned=False)
             if entry is None or entry.pinned is None:
-                return False
+                return below
             self.retained.unpin(entry)
             return True
 
@@ -300,21 +308,26 @@ class PrefixPool:
                 self.retained.ranking.removed(entry)
                 entry.released = True
                 self.retained.ranking.added(entry, self.retained.tick)
-            return entry is not None
+            return self.below.release(key) or entry is not None
 
     def evict(self, key: str) -> bool:
-        """Remove an entry whole; False unless the key names one that nothing protects."""
+        """Remove an entry whole, from every tier; False unless the key names one that nothing
+        protects."""
         with self.lock:
             entry = self._named(key)
-            if entry is None or any(m.guards for m in self.retained.private_marks(entry)):
+            if entry is None:
+                return self.below.evict(key)
+            if any(m.guards for m in self.retained.private_marks(entry)):
                 return False
+            self.below.forget(entry)
             drop_entry(self.retained, entry, Bill())
             return True
 
     def clear(self) -> int:
-        """Remove every entry that nothing protects, and every ghost; return how many went."""
+        """Remove every entry that nothing protects, from every tier, and every ghost; return how
+        many went."""
         with self.lock:
-            before = len(self.retained.entries)
+            before = len(self.retained.entries) + self.below.clear()
             for entry in list(self.retained.entries.values()):
                 if not any(mark.guards for mark in self.retained.private_marks(entry)):
                     drop_entry(self.retained, entry, Bill())
@@ -329,6 +342,29 @@ class PrefixPool:
     def _holders(self, key: object) -> list[Entry]:
         """Every entry of that key; none for what is no key at all, such as None."""
         return list(self.retained.keys.get(key, {}).values()) if isinstance(key, str) else []
+
+    # -- files -----------------------------------------------------------------------------
+
+    def save(self, entry: EntryInfo | str, path: str | FilePath, *, tokens: bool = True) -> int:
+        """Write an entry, by itself or its key, whole, to one file; return the file's bytes.
+
+        ``tokens=False`` leaves the token ids out: such a file can be looked at, not loaded.
+
+        Raises:
+            ConfigError: no tiers were attached, so the pool cannot reach its pages.
+            StoreError: no such entry, or the file cannot be written.
+        """
+        key = entry.key if isinstance(entry, EntryInfo) else entry
+        return self.below.save(key, FilePath(path), tokens=tokens)
+
+    def load(self, path: str | FilePath) -> str:
+        """Retain what a file holds, with every checkpoint; return its key.
+
+        Raises:
+            ConfigError: as `save`.
+            StoreError: damaged, of other weights or sizes, without tokens, or no room.
+        """
+        return self.below.load(FilePath(path))
 
     # -- what leases and their life cycle ask -----------------------------------------------
 
@@ -353,35 +389,3 @@ class PrefixPool:
         if committed:
             self._lane_used[lease.lane] = self.retained.tick
         insort(self._free_lanes, lease.lane, key=self._lane_used.__getitem__)
-
-    def _expire(self, now: float | None) -> None:
-        busy = []
-        while now is not None and self.expiry and self.expiry[0][0] <= now:
-            item = heappop(self.expiry)
-            mark = item[2]
-            if mark.path is None or mark.expires != item[0]:
-                continue
-            if mark.guards:
-                busy.append(item)
-                continue
-            self.retained.remove(mark, cause="expired")
-            self.retained.counters.expired += 1
-        for item in busy:
-            heappush(self.expiry, item)
-
-
-def _check_prompt(prompt: object) -> None:
-    if not isinstance(prompt, Prompt):
-        raise PromptError(f"prompt: {type(prompt).__name__}; needs a Prompt")
-
-
-def _check_lanes(lanes: int, **asked: object) -> None:
-    for name, lane in asked.items():
-        if lane is not None and (type(lane) is not int or not 0 <= lane < lanes):
-            raise PromptError(f"{name}: {lane!r}; needs an int of 0 to {lanes - 1}")
-
-
-def _check_flags(**flags: object) -> None:
-    for name, value in flags.items():
-        if type(value) is not bool:
-            raise PromptError(f"{name}: {value!r}; needs True or False")

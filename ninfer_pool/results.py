@@ -78,6 +78,8 @@ class Explanation:
     kind: str | None = None
     """The kind of the best checkpoint."""
     exact: bool = True
+    tier: str | None = None
+    """Where the best checkpoint lies: ``device``, ``host`` or ``disk``; None: there is none."""
     evicted_tick: int | None = None
     """For ``evicted``: after how many commits of the pool it went."""
     used_tick: int | None = None
@@ -88,7 +90,9 @@ class Explanation:
     def __str__(self) -> str:
         text = f"{self.reason}: {self.resumable} of {self.tokens} tokens resumable"
         if self.kind:
-            text += f" (from the {self.kind} checkpoint, {'' if self.exact else 'not '}exact)"
+            where = f" in the {self.tier} tier" if self.tier not in (None, "device") else ""
+            exact = "" if self.exact else "not "
+            text += f" (from the {self.kind} checkpoint{where}, {exact}exact)"
         text += f", {self.matched} matched, {self.lost} lost"
         if self.diverged_at is not None:
             text += f", parts at {self.diverged_at}"
@@ -117,6 +121,8 @@ class EntryInfo:
     priority: int
     pinned: bool
     released: bool
+    tier: str = "device"
+    """The highest tier in which it lies whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +180,32 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats:
+    """One tier below the device at one moment, and what went through it so far."""
+
+    tier: str
+    """``host`` or ``disk``."""
+    entries: int
+    checkpoints: int
+    bytes: int
+    budget_bytes: int
+    stored: int
+    """Entries written to it, those that grew counted again."""
+    stored_bytes: int
+    images: int
+    """Images written to it."""
+    promoted: int
+    """Checkpoints brought from it to the device."""
+    promoted_bytes: int
+    dropped: int
+    """Entries that left the tier above and were not stored here: no room, or too much in flight."""
+    failed: int
+    """Writes that failed, and reads of what was damaged."""
+    damaged: int = 0
+    """Entries that could not be read when the tier was opened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """The pool's state and counters at one moment."""
 
@@ -189,3 +221,5 @@ class Stats:
     pinned_bytes: int
     """Bytes of checkpoints that are pinned or being resumed from."""
     counters: Counters
+    tiers: tuple[TierStats, ...] = ()
+    """The tiers below the device that are on."""

@@ -115,7 +115,7 @@ class Retained(Holdings):
         self._untip(entry)
         tables: dict[Table, Table] = {}
         for mark in list(tail.marks):  # of one computation or of several: see `_share_table`
-            mark.table = tables.setdefault(mark.table, Table(mark.table.ids))
+            mark.table = tables.setdefault(mark.table, mark.table.again())
             self.set_spare(mark, gap=0)
         return entry
 
@@ -170,7 +170,7 @@ class Retained(Holdings):
             here = [mark for mark in rest if mark.position <= upto]
             rest = rest[len(here) :]
             if here and rest:  # a table is of one path: see `_share_table`
-                table = Table(here[0].table.ids)
+                table = here[0].table.again()
                 for mark in here:
                     mark.table = table
             if here:
@@ -273,7 +273,7 @@ def _share_table(
     whole = before.position // page_tokens
     ids = fresh[0].table.ids
     if before is source or np.array_equal(before.table.ids[:whole], ids[:whole]):
-        before.table.ids = ids
+        before.table.grow(fresh[0].table, at=whole * page_tokens)
         for mark in fresh:
             mark.table = before.table
 

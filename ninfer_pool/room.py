@@ -54,9 +54,11 @@ def _drop_next(retained: Retained, keep: Entry | None, bill: Bill) -> None:
     """Remove one entry whole; the one just committed where all others are protected."""
     for entry in retained.ranking.order(retained.tick):
         if entry is not keep and not any(mark.guards for mark in retained.private_marks(entry)):
+            retained.leaving(entry, entry.tip)
             drop_entry(retained, entry, bill)
             return
     assert keep is not None, "more protected entries than max_entries"
+    retained.leaving(keep, keep.tip)
     drop_entry(retained, keep, bill)
 
 
@@ -69,6 +71,7 @@ def _evict_until(retained: Retained, done: Callable[[], bool], bill: Bill) -> No
 def _evict_spare(retained: Retained, bill: Bill) -> bool:
     for mark in retained.spares:
         if not mark.guards:
+            retained.leaving(None, mark)
             freed = retained.unlink_spare(mark)
             bill.add(freed)
             retained.counters.superseded_evicted += 1
@@ -81,6 +84,7 @@ def _shorten_next(retained: Retained, bill: Bill) -> bool:
     ranking, tick = retained.ranking, retained.tick
     for entry in chain(ranking.thin(tick), ranking.order(tick)):
         if not entry.tip.guards:
+            retained.leaving(entry, entry.tip)
             shorten(retained, entry, bill)
             return True
     return False

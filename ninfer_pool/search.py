@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from ninfer_pool import index
+from ninfer_pool.below import Searchable
 from ninfer_pool.config import PoolConfig
 from ninfer_pool.entry import Checkpoint
 from ninfer_pool.ghosts import Ghost
@@ -43,6 +44,7 @@ class Found:
     position: int = 0
     exact: bool = True
     kind: str | None = None
+    tier: str = "device"
 
 
 def deepest_resume(config: PoolConfig, prompt: Prompt) -> int:
@@ -58,7 +60,7 @@ def usable(mark: Checkpoint, rules: Rules) -> bool:
     return mark.expires is None or rules.now is None or mark.expires > rules.now
 
 
-def find(retained: Retained, prompt: Prompt, cuts: tuple[int, ...] | None, rules: Rules) -> Found:
+def find(retained: Searchable, prompt: Prompt, cuts: tuple[int, ...] | None, rules: Rules) -> Found:
     """Return the deepest checkpoint that ``prompt`` may resume, preferring exact ones at a tie.
 
     ``cuts`` are the prompt's canonical ones; None: do not ask what is exact.
@@ -83,8 +85,22 @@ def find(retained: Retained, prompt: Prompt, cuts: tuple[int, ...] | None, rules
     return found
 
 
+def find_anywhere(
+    retained: Retained, prompt: Prompt, cuts: tuple[int, ...] | None, rules: Rules
+) -> Found:
+    """Return what `find` does, or what lies deeper in a tier below and pays to bring back."""
+    best = find(retained, prompt, cuts, rules)
+    for tier in retained.tiers if rules.read else ():
+        found = find(tier, prompt, cuts, rules)
+        deeper = found.mark is not None and found.position > best.position
+        if deeper and tier.pays(found.position, above=best.position):
+            found.tier = tier.name
+            best = found
+    return best
+
+
 def _find_token(
-    retained: Retained,
+    retained: Searchable,
     prompt: Prompt,
     cuts: tuple[int, ...] | None,
     rules: Rules,
@@ -167,12 +183,12 @@ class Matches(Sequence[Match]):
             for marks, count in self._runs:
                 for mark in marks[:count]:
                     exact = mark.exact_for(cuts, config.grid, mark.position)
-                    if usable(mark, rules) and (exact or mark.position not in best):
-                        best[mark.position] = _match(config, mark.position, mark.kind, exact=exact)
+                    known = best.get(mark.position)
+                    if usable(mark, rules) and (known is None or (exact and not known.exact)):
+                        best[mark.position] = _match(config, mark, exact=exact)
             token = self._token
             if token is not None and token.position and token.position not in best:
-                kind = token.kind or "junction"
-                best[token.position] = _match(config, token.position, kind, exact=token.exact)
+                best[token.position] = _token_match(config, token)
             self._items = [best[position] for position in sorted(best)]
         return self._items
 
@@ -220,9 +236,11 @@ def lookup(retained: Retained, prompt: Prompt, now: float | None) -> Matches:
 def _look(retained: Retained, prompt: Prompt, now: float | None) -> Matches:
     config = retained.config
     root = retained.roots.get(prompt.namespace)
-    if root is None:
+    if root is None and not retained.tiers:
         return Matches(config, prompt.boundaries, [], 0)
-    hops = index.walk(root, prompt.buffer, prompt.attributes)
+    hops = index.walk(root, prompt.buffer, prompt.attributes) if root is not None else []
+    for tier in retained.tiers:
+        hops = hops + tier.walk(prompt.namespace, prompt.buffer, prompt.attributes)
     limit = deepest_resume(config, prompt)
     runs = []
     deepest = 0
@@ -231,20 +249,27 @@ def _look(retained: Retained, prompt: Prompt, now: float | None) -> Matches:
         count = bisect_right(positions, upto if upto < limit else limit) if positions else 0
         if count:
             runs.append((path.marks, count))
-            deepest = positions[count - 1]
+            if positions[count - 1] > deepest:
+                deepest = positions[count - 1]
     if now is None and config.image_bytes:
         return Matches(config, prompt.boundaries, runs, deepest)
     cuts = None
     if not config.image_bytes:
         cuts = canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)
-    found = find(retained, prompt, cuts, Rules(now=now))
+    found = find_anywhere(retained, prompt, cuts, Rules(now=now))
     token = None if config.image_bytes else found
     return Matches(config, prompt.boundaries, runs, found.position, now=now, token=token)
 
 
-def _match(config: PoolConfig, position: int, kind: str, *, exact: bool) -> Match:
-    pages = -(-position // config.page_tokens) + config.image_pages
-    return Match(position, kind, exact, pages * config.page_bytes)
+def _match(config: PoolConfig, mark: Checkpoint, *, exact: bool) -> Match:
+    pages = -(-mark.position // config.page_tokens) + config.image_pages
+    return Match(mark.position, mark.kind, exact, pages * config.page_bytes)
+
+
+def _token_match(config: PoolConfig, found: Found) -> Match:
+    """Plain attention: a match between checkpoints."""
+    size = -(-found.position // config.page_tokens) * config.page_bytes
+    return Match(found.position, found.kind or "junction", found.exact, size)
 
 
 def explain(retained: Retained, prompt: Prompt, found: Found, rules: Rules) -> Explanation:
@@ -284,6 +309,7 @@ def explain(retained: Retained, prompt: Prompt, found: Found, rules: Rules) -> E
         diverged_at=diverged,
         kind=found.kind if resumable else None,
         exact=found.exact if resumable else True,
+        tier=found.tier if resumable else None,
         evicted_tick=ghost.tick if ghost and ghost.cause == reason == "evicted" else None,
         used_tick=ghost.used if ghost and ghost.cause == reason == "evicted" else None,
         helps=tuple(_helps(config, reason, matched, resumable, diverged, ghost)),

@@ -16,17 +16,19 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Which layers each layer may import from. The core is the package root's modules and policy/.
 BELOW = {
     "core": {"core"},
-    "sim": {"sim", "core"},
+    "sim": {"sim", "tiers", "core"},
     "testing": {"testing", "core"},
     "integrations": {"integrations", "core"},
+    "tiers": {"tiers", "core"},
     "kernels": {"kernels", "core"},
     "store": {"store", "kernels", "core"},
-    "runner": {"runner", "store", "kernels", "core"},
-    "bench": {"bench", "runner", "store", "kernels", "core"},
-    "engine": {"engine", "runner", "store", "kernels", "core"},
-    "server": {"server", "engine", "runner", "store", "kernels", "sim", "core"},
-    "demo": {"demo", "engine", "runner", "store", "kernels", "sim", "core"},
-    "cli": {"cli", "sim", "testing", "bench", "engine", "server", "demo", "runner", "core"},
+    "runner": {"runner", "tiers", "store", "kernels", "core"},
+    "bench": {"bench", "tiers", "runner", "store", "kernels", "core"},
+    "engine": {"engine", "tiers", "runner", "store", "kernels", "core"},
+    "server": {"server", "tiers", "engine", "runner", "store", "kernels", "sim", "core"},
+    "demo": {"demo", "tiers", "engine", "runner", "store", "kernels", "sim", "core"},
+    "cli": {"cli", "sim", "testing", "bench", "engine", "server", "demo", "runner", "tiers"}
+    | {"core"},
 }
 CORE_PACKAGES = {"numpy", "xxhash", "sortedcontainers"}
 TENSORS = {"torch", "triton", "transformers"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from ninfer_pool.engine.backfill import delays
 from ninfer_pool.engine.handle import Handle, Outcome, unserved
@@ -16,6 +17,7 @@ from ninfer_pool.results import Pending
 from ninfer_pool.runner import Runner, Running
 from ninfer_pool.runner.requests import check_request, most_pages, needed_pages
 
+Result = TypeVar("Result")
 IDLE_SECONDS = 0.05
 LOOKAHEAD = 8
 """How many may be asked, each time, whether they can overtake the one that waits."""
@@ -41,6 +43,7 @@ class Engine:
         self._arrived: deque[Handle] = deque()
         self._waiting: list[Handle] = []
         self._running: list[Handle] = []
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -81,6 +84,20 @@ class Engine:
             self._arrived.append(handle)
             self._wake.notify()
         return handle
+
+    def call(self, work: Callable[[], Result]) -> Future[Result]:
+        """Do something between two steps, on the engine's thread: what reaches the pool's pages.
+
+        Raises:
+            PromptError: the engine is stopping; nothing is done.
+        """
+        future: Future[Result] = Future()
+        with self._wake:
+            if self._stopping:
+                raise PromptError("engine: it is stopping; needs a running one")
+            self._calls.append((work, future))
+            self._wake.notify()
+        return future
 
     def generate(self, prompt: Prompt, **options: Any) -> Outcome:
         """Run one request to its end, beside whatever else is running."""
@@ -130,8 +147,12 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def stop(self, *, drain: bool = True) -> None:
-        """End the loop: after what has been submitted, or at once with everything cancelled."""
+    def stop(self, *, drain: bool = True, flush_seconds: float | None = None) -> int:
+        """End the loop: after what has been submitted, or at once with everything cancelled.
+
+        Then what is retained is written to the disk tier, if there is one, for up to
+        ``flush_seconds`` (None: as long as it takes). Returns how many entries were left out.
+        """
         with self._wake:
             self._stopping = True
             if not drain:
@@ -141,6 +162,7 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        return self.runner.tiers.flush(seconds=flush_seconds)
 
     def _loop(self) -> None:
         try:
@@ -152,6 +174,8 @@ class Engine:
                 self._stopping = True
                 for handle in [*self._arrived, *self._waiting, *self._running]:
                     handle.end(error)
+                for _, future in self._calls:
+                    future.set_exception(error)
             raise
 
     def _turn(self) -> bool:
@@ -159,9 +183,10 @@ class Engine:
         if self.step():
             return True
         with self._wake:
-            if self._stopping and not (self._arrived or self._waiting or self._running):
+            busy = self._arrived or self._waiting or self._running or self._calls
+            if self._stopping and not busy:
                 return False
-            if not self._arrived:
+            if not (self._arrived or self._calls):
                 self._wake.wait(IDLE_SECONDS)
         return True
 
@@ -170,10 +195,12 @@ class Engine:
         with self._wake:
             self._waiting += self._arrived
             self._arrived.clear()
+        self._do_calls()
         self._drop_cancelled()
         self._admit()
+        stored = self.runner.tiers.step()
         if not self._running:
-            return False
+            return stored
         self._prefill()
         self._decode()
         for handle in list(self._running):
@@ -181,6 +208,15 @@ class Engine:
             if running is not None and running.finish is not None:
                 self._end(handle, running)
         return True
+
+    def _do_calls(self) -> None:
+        while self._calls:
+            work, future = self._calls.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except Exception as error:
+                    future.set_exception(error)
 
     def _drop_cancelled(self) -> None:
         for handle in [each for each in self._waiting if each.cancelled]:
@@ -207,12 +243,20 @@ class Engine:
             if blocked is not None:
                 if not self._could_delay(blocked, handle):
                     self._start(handle)
+            elif self.runner.tiers.prefetch(handle.prompt, notify=self._nudge):
+                handle.pending = handle.fetched = True
+                blocked = handle
             elif self._stuck == (handle, now := self._room()) or not self._start(handle):
                 if not self._running:
                     self._refuse(handle)
                     continue
                 blocked = handle
                 self._stuck = None if handle.pending else (handle, now)
+
+    def _nudge(self) -> None:
+        """What the loop waits for may have happened."""
+        with self._wake:
+            self._wake.notify()
 
     def _room(self) -> object:
         """What must change before a request that was refused has a chance."""

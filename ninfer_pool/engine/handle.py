@@ -52,6 +52,8 @@ class Handle:
     """Why it was refused, if it was."""
     pending: bool = False
     """It waits for what a sibling is computing, and was not refused."""
+    fetched: bool = False
+    """What it resumes lay on disk when it came, and was brought nearer while it waited."""
     _given: int = 0
     _tokens: SimpleQueue[int | None] = field(default_factory=SimpleQueue)
     _ended: Event = field(default_factory=Event)

@@ -17,6 +17,7 @@ OPTIONS = {
     for name in (
         *("draft_tokens", "dtype", "kv_budget", "kv_dtype", "lanes", "max_context"),
         *("max_entries", "min_chunk", "policy", "affinity"),
+        *("host_budget", "disk_dir", "disk_budget"),
     )
 } | {"grid": "--prefill-chunk"}
 """The option of each field that a command line sets, as a complaint begins with it."""

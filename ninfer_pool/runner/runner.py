@@ -21,8 +21,10 @@ from ninfer_pool.pool import PrefixPool
 from ninfer_pool.prompt import Prompt
 from ninfer_pool.results import Pending
 from ninfer_pool.runner.capacity import Capacity, pages_for
+from ninfer_pool.runner.defaults import context_of, dtypes_of
 from ninfer_pool.runner.executor import Executor, Turn, layout_of
 from ninfer_pool.runner.model import Model
+from ninfer_pool.runner.payload import StorePayload
 from ninfer_pool.runner.requests import MAX_TOKENS, check_request
 from ninfer_pool.runner.running import (
     NO_MEDIA,
@@ -38,8 +40,12 @@ from ninfer_pool.runner.sampling import Sampler, Sampling
 from ninfer_pool.runner.stops import StopStrings
 from ninfer_pool.runner.tokenizer import Tokenizer
 from ninfer_pool.store import Store
+from ninfer_pool.tiers import open_tiers
 
 GREEDY = Sampling()
+TIER_OPTIONS = ("host_budget", "disk_dir", "disk_budget", "rates", "background")
+RATED_TOKENS = 128
+"""Smaller chunks say little about what prefilling costs."""
 
 
 class Runner:
@@ -69,22 +75,26 @@ class Runner:
         max_context: int | None = None,
         rank: int = 0,
         world_size: int = 1,
-        **pool: Any,
+        **options: Any,
     ) -> None:
-        """See `from_pretrained`; ``num_pages`` is the slab's, ``pool`` further `PoolConfig` fields.
+        """See `from_pretrained`; ``num_pages`` is the slab's.
+
+        ``options``: those of `open_tiers` for the tiers below the device, such as
+        ``host_budget``, ``disk_dir`` and ``disk_budget``; the rest are `PoolConfig` fields.
 
         Raises:
             ConfigError, ModelError: what cannot work, by field.
         """
         self.model = model
-        self.max_context = _context(model, max_context)
+        self.max_context = context_of(model, max_context)
         layout = layout_of(model, kv_dtype=kv_dtype, draft_tokens=draft_tokens)
+        tiers = {name: options.pop(name) for name in TIER_OPTIONS if name in options}
         config = PoolConfig(
             num_pages=num_pages,
             page_bytes=layout.page_bytes,
             image_bytes=layout.image_bytes,
             lanes=lanes,
-            **pool,
+            **options,
         )
         if config.page_tokens != PAGE_TOKENS:
             raise ConfigError(f"page_tokens: {config.page_tokens}; needs {PAGE_TOKENS}")
@@ -100,7 +110,16 @@ class Runner:
             rank=rank,
             world_size=world_size,
         )
+        payload = StorePayload(self.store)
+        self.tiers = open_tiers(self.pool, payload, namespace=self.namespace, **tiers)
         self.running: list[Running] = []
+
+    def close(self) -> None:
+        """Give the tiers' folder back, if there is one; what is only on the device is not kept.
+
+        See `Tiers.flush` for keeping it. Twice is once.
+        """
+        self.tiers.close()
 
     @classmethod
     def from_pretrained(
@@ -133,7 +152,7 @@ class Runner:
             ConfigError: a budget too small for one lane and one image, or another option.
         """
         device = torch.device(device)
-        dtype, kv_dtype = _dtypes(device, dtype=dtype, kv_dtype=kv_dtype)
+        dtype, kv_dtype = dtypes_of(device, dtype=dtype, kv_dtype=kv_dtype)
         model = Model.load(path, device=device, dtype=dtype)
         layout = layout_of(model, kv_dtype=kv_dtype, draft_tokens=draft_tokens)
         return cls(
@@ -293,6 +312,7 @@ class Runner:
         ``look`` is shown each chunk and the model's output of it (T, hidden).
         """
         lease, chunk = running.lease, next(running.chunks, None)
+        began = time.perf_counter()
         if chunk is None:
             logits = self.executor.tail_logits(running.lane)
             running.emit(running.sampler.accept(logits[None], []))
@@ -306,11 +326,23 @@ class Runner:
             positions=rotary_positions(running.media, chunk.begin, chunk.end).to(self.store.device),
             spans=spans_in(running.prompt, running.media, chunk),
         )
+        self._note_rate(chunk, began)
         lease.advance(running.prompt.tokens[chunk.begin : chunk.end])
         if look is not None:
             look(chunk, hidden)
         if chunk.checkpoint:
             self._save(lease, chunk.checkpoint)
+
+    def _note_rate(self, chunk: Chunk, began: float) -> None:
+        """Let the tiers know what prefilling costs, of the first large chunks on CUDA."""
+        tokens, rates = chunk.end - chunk.begin, self.tiers.rates
+        if not self.tiers.shelves or tokens < RATED_TOKENS:
+            return
+        if self.store.device.type == "cuda":
+            if rates.prefill_tokens_s is not None:
+                return
+            torch.cuda.synchronize(self.store.device)
+        rates.note_prefill(tokens, time.perf_counter() - began)
 
     def decode(self, requests: Sequence[Running]) -> None:
         """Run one round for every request of these that is `Running.ready` and not finished."""
@@ -360,23 +392,3 @@ class Runner:
         running.ended = time.perf_counter()
         lease = running.lease
         return None if lease.ended else lease.commit(position=lease.frontier)
-
-
-def _context(model: Model, asked: int | None) -> int:
-    most = model.config.max_position_embeddings
-    if asked is None:
-        return most
-    if type(asked) is not int or not 1 <= asked <= most:
-        raise ConfigError(f"max_context: {asked!r}; needs an int of 1 to the model's {most}")
-    return asked
-
-
-def _dtypes(device: torch.device, *, dtype: str | None, kv_dtype: str | None) -> tuple[str, str]:
-    """Return the model's dtype and its KV's, where None what suits the device."""
-    cpu = device.type == "cpu"
-    half = "bf16" if cpu or torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    dtype, kv_dtype = dtype or ("fp32" if cpu else half), kv_dtype or half
-    for name, value in (("dtype", dtype), ("kv_dtype", kv_dtype)):
-        if value == "bf16" != half:
-            raise ModelError(f"{name}: 'bf16'; {device} computes none, needs fp16 or fp32")
-    return dtype, kv_dtype

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.status import HTTP_405_METHOD_NOT_ALLOWED
 
 from ninfer_pool.namespace import MAX_SALT
-from ninfer_pool.server import anthropic, openai, status
+from ninfer_pool.server import anthropic, files, openai, status
 from ninfer_pool.server.body import read_body
 from ninfer_pool.server.calls import Call
 from ninfer_pool.server.errors import ApiError
@@ -92,8 +92,10 @@ def _routes(routes: Routes) -> list[BaseRoute]:
         Route("/pool", routes.pool, methods=get),
         Route("/pool/explain", routes.explain, methods=post),
         Route("/pool/entries", routes.clear, methods=delete),
+        Route("/pool/entries/file", routes.upload, methods=post),
         Route("/pool/entries/{key}", routes.entry, methods=get),
         Route("/pool/entries/{key}", routes.remove, methods=delete),
+        Route("/pool/entries/{key}/file", routes.download, methods=get),
         Route("/pool/entries/{key}/pin", routes.pin, methods=post),
         Route("/pool/entries/{key}/pin", routes.unpin, methods=delete),
         *_page(),
@@ -187,15 +189,17 @@ class Routes:
         accept = request.headers.get("accept", "")
         metrics = self._service.metrics
         if not wants_prometheus(accept):
-            return JSONResponse(metrics.json(salt=_salt(request)))
-        text, content_type = metrics.prometheus(accept=accept)
+            salt = _salt(request)
+            return JSONResponse(await self._aside(lambda: metrics.json(salt=salt)))
+        text, content_type = await self._aside(lambda: metrics.prometheus(accept=accept))
         return Response(text, headers={"content-type": content_type})
 
     # -- the pool --------------------------------------------------------------------------
 
     async def pool(self, request: HttpRequest) -> Response:
         """GET /pool."""
-        return JSONResponse(status.pool(self._service, salt=_salt(request)))
+        salt = _salt(request)
+        return JSONResponse(await self._aside(lambda: status.pool(self._service, salt=salt)))
 
     async def explain(self, request: HttpRequest) -> Response:
         """POST /pool/explain: a request of any dialect in, why it would hit as it would out."""
@@ -203,47 +207,66 @@ class Routes:
         asked = await self._asked(
             request, anthropic.count_call if anthropic_shaped else openai.explain_call
         )
-        if len(asked.prompt) <= LONG:
-            return JSONResponse(status.explanation(self._service, asked))
-        return JSONResponse(await asyncio.to_thread(status.explanation, self._service, asked))
+        aside = asyncio.to_thread if len(asked.prompt) > LONG else self._aside
+        return JSONResponse(await aside(lambda: status.explanation(self._service, asked)))
 
     async def clear(self, request: HttpRequest) -> Response:
         """DELETE /pool/entries: one tenant's, or everybody's where no salt is given."""
-        return JSONResponse(status.clear(self._service, salt=_salt(request)))
+        salt = _salt(request)
+        return JSONResponse(await self._aside(lambda: status.clear(self._service, salt=salt)))
 
     async def entry(self, request: HttpRequest) -> Response:
         """GET /pool/entries/{key}."""
-        return JSONResponse(status.entry(self._service, self._key(request), salt=_salt(request)))
+        key, salt = await self._key(request), _salt(request)
+        return JSONResponse(await self._aside(lambda: status.entry(self._service, key, salt=salt)))
 
     async def remove(self, request: HttpRequest) -> Response:
         """DELETE /pool/entries/{key}."""
-        key = self._key(request)
-        if not self._service.runner.pool.evict(key):
+        key = await self._key(request)
+        if not await self._aside(lambda: self._service.runner.pool.evict(key)):
             raise _conflict(key, "it is pinned or being resumed from; unpin it or wait")
         return JSONResponse({"removed": 1})
 
     async def pin(self, request: HttpRequest) -> Response:
         """POST /pool/entries/{key}/pin: ``{"pinned": false}`` takes the pin off."""
-        key = self._key(request)
+        key = await self._key(request)
         body = await read_body(request, most=self._service.settings.max_request_bytes)
         wanted = openai.pin_wanted(body)
         pool = self._service.runner.pool
-        if wanted and not pool.pin(key):
+        if wanted and not await self._aside(lambda: pool.pin(key)):
             raise _conflict(key, "it names more than one entry")
         if not wanted:
-            pool.unpin(key)
+            await self._aside(lambda: pool.unpin(key))
         return JSONResponse({"key": key, "pinned": wanted})
 
     async def unpin(self, request: HttpRequest) -> Response:
         """DELETE /pool/entries/{key}/pin."""
-        key = self._key(request)
-        self._service.runner.pool.unpin(key)
+        key = await self._key(request)
+        await self._aside(lambda: self._service.runner.pool.unpin(key))
         return JSONResponse({"key": key, "pinned": False})
 
-    def _key(self, request: HttpRequest) -> str:
+    async def download(self, request: HttpRequest) -> Response:
+        """GET /pool/entries/{key}/file: ``?tokens=false`` leaves the token ids out."""
+        key, tokens = await self._key(request), request.query_params.get("tokens", "true")
+        if tokens not in ("true", "false"):
+            told = f"tokens: {tokens[:20]!r}; needs true or false"
+            raise ApiError(400, told, param="tokens")
+        return await files.download(self._service, key, tokens=tokens == "true")
+
+    async def upload(self, request: HttpRequest) -> Response:
+        """POST /pool/entries/file: the body is what a download gave."""
+        return JSONResponse(await files.upload(self._service, request, salt=_salt(request)))
+
+    async def _aside(self, work: Callable[[], Any]) -> Any:
+        """Do what needs the pool's lock: in a thread where a tier may hold it for long."""
+        if self._service.runner.tiers.shelves:
+            return await asyncio.to_thread(work)
+        return work()
+
+    async def _key(self, request: HttpRequest) -> str:
         """The key of the path, if the caller's tenant has an entry of that key."""
         key: str = request.path_params["key"]
-        found = self._service.runner.pool.find(key)
+        found = await self._aside(lambda: self._service.runner.pool.find(key))
         if not any(info.namespace.salt == _salt(request) for info in found):
             raise ApiError(404, f"no entry has the key {key[:MOST_SHOWN]!r}", param="key")
         return key

@@ -96,7 +96,8 @@ class Report:
     ``cached_tokens`` are those that the runner skipped. Times in seconds; ``arrived`` since the
     epoch, all others are lengths; ``first_token_seconds`` counts from arrival, queue included.
     ``finish`` is ``stop``, ``length``, ``cancelled`` or ``error``; ``stop_string`` is the one met.
-    ``retained_tokens`` is how deep the checkpoint lies that it left; 0: none.
+    ``retained_tokens`` is how deep the checkpoint lies that it left; 0: none. ``tier`` is where
+    what it resumed lay: ``device``, ``host`` or ``disk``; None: it resumed nothing.
     """
 
     number: int
@@ -122,6 +123,7 @@ class Report:
     seconds: float
     stream: bool
     control: Control
+    tier: str | None = None
 
     @property
     def prefilled_tokens(self) -> int:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
-from ninfer_pool.errors import UsageError
+from ninfer_pool.errors import StoreError, UsageError
+from ninfer_pool.results import TierStats
 from ninfer_pool.runner import TINY, Runner
+from ninfer_pool.runner.capacity import Capacity
 from ninfer_pool.runner.loading import load_runner
 from ninfer_pool.server.app import create_app
+from ninfer_pool.server.ending import HURRY_SECONDS, REQUESTS_SHARE, Deadline
 from ninfer_pool.server.options import check_options
 from ninfer_pool.server.request_log import RequestLog
 from ninfer_pool.server.service import Service
 from ninfer_pool.server.settings import MIB, Settings
+from ninfer_pool.sizes import format_bytes
 
 SHIPPED_ID = "ninfer-tiny"
 DRAFTS, LANES = 3, 4
-DRAIN_SECONDS = 10
-"""How long requests that run may go on once the server was told to stop."""
 SWITCH_SECONDS = 0.0005
 """How long the engine's thread may keep the interpreter while the server's waits for it."""
 
@@ -42,7 +47,7 @@ def serve(args: argparse.Namespace) -> None:
         runner = make_runner(args)
         service = Service(runner, settings=settings_of(args), log=log, tell=say)
         greet(service, listener, args)
-        config = configured(service, log_level="warning", drain=DRAIN_SECONDS + 2)
+        config = configured(service, log_level="warning", drain=_patience(args.shutdown_seconds))
         sys.setswitchinterval(SWITCH_SECONDS)
         _Server(config, service).run(sockets=[listener])
 
@@ -58,8 +63,14 @@ def configured(service: Service, *, log_level: str, drain: int) -> uvicorn.Confi
     )
 
 
+def _patience(seconds: int) -> int:
+    """How long clients may take to end, a little longer than their requests."""
+    return int(seconds * REQUESTS_SHARE) + (2 if seconds >= 20 else 1)
+
+
 class _Server(uvicorn.Server):
-    """Told to stop once, it lets running requests end; told again, it cancels them."""
+    """Told to stop once, it lets running requests end and the disk tier be written, in the time
+    that was stated; told again, it leaves at once."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -67,13 +78,15 @@ class _Server(uvicorn.Server):
         self._told = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        service, self.should_exit = self._service, True
         self._told += 1
         if self._told == 1:
-            self._service.drain(DRAIN_SECONDS)
-        if self._told == 2:
-            self._service.cancel()
+            service.drain(Deadline(service.settings.shutdown_seconds, last=service.say_last))
+        elif self._told == 2:
+            self._captured_signals.append(sig)  # the exit code tells of it
+            service.hurry(Deadline(HURRY_SECONDS, last=service.say_last), code=128 + sig)
         else:
-            super().handle_exit(sig, frame)
+            os._exit(128 + sig)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -109,21 +122,34 @@ def make_runner(args: argparse.Namespace) -> Runner:
     lanes = args.lanes or LANES
     if args.single_lane:
         pool, lanes = {"max_entries": 1, "policy": "lru"}, 1
-    return load_runner(
-        args.model,
-        device=args.device,
-        dtype=args.dtype,
-        kv_dtype=args.kv_dtype,
-        kv_budget=args.kv_budget,
-        draft_tokens=drafts,
-        max_context=args.max_context,
-        lanes=lanes,
-        affinity=args.affinity,
-        grid=args.prefill_chunk,
-        min_chunk=args.min_chunk,
-        clock=time.monotonic,
-        **pool,
-    )
+    with _folder_named():
+        return load_runner(
+            args.model,
+            device=args.device,
+            dtype=args.dtype,
+            kv_dtype=args.kv_dtype,
+            kv_budget=args.kv_budget,
+            draft_tokens=drafts,
+            max_context=args.max_context,
+            lanes=lanes,
+            affinity=args.affinity,
+            grid=args.prefill_chunk,
+            min_chunk=args.min_chunk,
+            clock=time.monotonic,
+            host_budget=args.host_budget,
+            disk_dir=args.disk_dir,
+            disk_budget=args.disk_budget,
+            **pool,
+        )
+
+
+@contextmanager
+def _folder_named() -> Iterator[None]:
+    """Let what is wrong with the folder name the option that it came by."""
+    try:
+        yield
+    except StoreError as error:
+        raise UsageError(f"--disk-dir: {error}") from None
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -139,6 +165,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         default_max_tokens=args.default_max_tokens,
         max_request_bytes=args.max_request_mib * MIB,
         max_queue=args.max_queue,
+        shutdown_seconds=args.shutdown_seconds,
         cors=tuple(args.cors),
         read=not args.no_prefix_reuse,
         retain=not args.no_prefix_reuse,
@@ -160,8 +187,27 @@ def greet(service: Service, listener: socket.socket, args: argparse.Namespace) -
     most = "" if config.max_entries is None else f", at most {config.max_entries} entries"
     say(f"{service.settings.model_ids[0]} on http://{shown}:{port} (the pool's page is at /)")
     say(f"pool: {service.runner.capacity}{most}; {config.lanes} lanes, policy {config.policy}")
+    for tier in service.runner.pool.stats().tiers:
+        say(tier_line(service.runner, tier, args.disk_dir))
     if args.api_key is None and not _loopback(host):
         say("warning: others can reach this address and no --api-key is asked for")
+
+
+def tier_line(runner: Runner, tier: TierStats, folder: Path | None) -> str:
+    """Return what a tier below the device may hold, and what it was found to hold."""
+    layout, size = runner.store.layout, format_bytes(tier.budget_bytes)
+    room = Capacity.of(layout, tier.budget_bytes // layout.page_bytes)
+    holds = f"{size}: {room.tokens:,} tokens of KV, or {room.conversations:,} conversations"
+    place = f"{tier.tier} tier" if tier.tier != "disk" else f"disk tier {folder}"
+    if not (tier.entries or tier.damaged):
+        found = "empty"
+    else:
+        found = f"{tier.entries:,} entries with {tier.checkpoints:,} checkpoints found, "
+        found += f"{format_bytes(tier.bytes)}, {tier.damaged:,} damaged"
+    took = ""
+    if tier.tier == "disk":
+        took = f"; indexed in {1000 * runner.tiers.opening_seconds:,.0f} ms"
+    return f"{place}: {holds}; {found}{took}"
 
 
 def _loopback(host: str) -> bool:

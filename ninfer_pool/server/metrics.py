@@ -25,6 +25,7 @@ from ninfer_pool.pool import PrefixPool
 from ninfer_pool.results import Stats
 from ninfer_pool.server.calls import Report
 from ninfer_pool.server.lifetimes import Histogram, Lifetimes
+from ninfer_pool.server.tier_metrics import TierHits, collect_tiers, tiers_json
 
 PREFIX: Final = "ninfer_pool_"
 TENANTS: Final = 64
@@ -117,6 +118,7 @@ class Metrics(Collector):
         self._hits: Counter[tuple[str, str]] = Counter()
         self._tokens = {name: Counter[tuple[str, str]]() for name in TOKENS}
         self._drafts: Counter[str] = Counter()
+        self._tiers = TierHits()
         self._first_token = Histogram(WAIT_SECONDS)
         self._queue = Histogram(WAIT_SECONDS)
         self._lifetimes = Lifetimes(pool, clock)
@@ -152,6 +154,7 @@ class Metrics(Collector):
         self._hits[pair] += report.cached_tokens > 0
         for name, counts in self._tokens.items():
             counts[pair] += getattr(report, f"{name}_tokens")
+        self._tiers.note(report)
         self._drafts["proposed"] += report.drafted
         self._drafts["accepted"] += report.accepted
         self._queue.add(report.queued_seconds)
@@ -181,9 +184,12 @@ class Metrics(Collector):
         with self._mutex:
             self._lifetimes.follow()
             families = [*self._of_requests(), *self._of_times()]
+            hits = list(self._tiers.collect())
         yield from families
         yield from self._of_counters(stats)
         yield from self._of_pool(stats)
+        yield from hits
+        yield from collect_tiers(stats.tiers)
 
     def _of_requests(self) -> Iterator[Metric]:
         yield _counter("requests", "Requests that ended", {"finish": self._requests})
@@ -246,7 +252,7 @@ class Metrics(Collector):
             self._lifetimes.follow()
             requests = self._requests.total()
             totals = {name: tokens.total() for name, tokens in self._tokens.items()}
-            last = self._last.get(salt)
+            last, hits = self._last.get(salt), self._tiers.json()
         evictions = {kind: getattr(stats.counters, name) for kind, name in EVICTIONS.items()}
         live = {
             "requests": requests,
@@ -266,6 +272,8 @@ class Metrics(Collector):
             "free_bytes": uses["free"],
             "total_bytes": sum(uses.values()),
             "evictions": evictions,
+            "hits_by_tier": hits,
+            "tiers": tiers_json(stats.tiers),
         }
         return {"live": live, "last": _shown(last)}
 
@@ -286,6 +294,7 @@ def _shown(report: Report | None) -> dict[str, Any]:
         "ttft_ms": one and milliseconds(one.first_token_seconds),
         "queue_ms": one and milliseconds(one.queued_seconds),
         "total_ms": one and milliseconds(one.seconds),
+        "tier": one and one.tier,
     }
 
 

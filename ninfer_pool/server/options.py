@@ -12,10 +12,12 @@ from ninfer_pool.config import AFFINITIES
 from ninfer_pool.errors import UsageError
 from ninfer_pool.policy import POLICIES
 from ninfer_pool.sim.options import parse_count
+from ninfer_pool.sizes import parse_size
 
 KEY_VARIABLE = "NINFER_POOL_API_KEY"
 MOST_LANES = 8
 MOST_PORT = 65535
+MOST_SHUTDOWN = 86400
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
 """As browsers send it; they leave a scheme's own port out."""
 Add = Callable[..., argparse.Action]
@@ -26,6 +28,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     _add_server(parser.add_argument_group("the server").add_argument)
     _add_model(parser.add_argument_group("the model").add_argument)
     _add_pool(parser.add_argument_group("the pool").add_argument)
+    _add_tiers(parser.add_argument_group("tiers below the device").add_argument)
     _add_requests(parser.add_argument_group("requests").add_argument)
 
 
@@ -38,6 +41,13 @@ def _add_server(add: Add) -> None:
     add("--cors", metavar="ORIGIN", type=_origin, action="append", default=[], help=origin)
     add("--max-request-mib", metavar="N", type=_count, default=32, help="default: 32")
     add("--max-queue", metavar="N", type=_count, default=256, help="that wait (default: 256)")
+    add(
+        "--shutdown-seconds",
+        metavar="N",
+        type=_shutdown,
+        default=30,
+        help="from a signal to the end: requests have a third, then the disk tier (default: 30)",
+    )
     add(
         "--request-log-jsonl",
         metavar="FILE",
@@ -91,6 +101,14 @@ def _add_pool(add: Add) -> None:
     add("--no-prefix-reuse", action="store_true", help="resume nothing and keep nothing")
 
 
+def _add_tiers(add: Add) -> None:
+    host = "host memory for what the device has no room for, such as 16GiB (default: none)"
+    add("--host-budget", metavar="SIZE", type=_size, help=host)
+    folder = "a folder of its own for what host memory has no room for; survives a restart"
+    add("--disk-dir", metavar="DIR", type=Path, help=folder)
+    add("--disk-budget", metavar="SIZE", type=_size, help="bytes of that folder, such as 200GiB")
+
+
 def _add_requests(add: Add) -> None:
     add("--default-max-tokens", metavar="N", type=_count, default=1024, help="default: 1024")
     add("--no-thinking", action="store_true", help="answer at once, if a request does not say")
@@ -114,6 +132,7 @@ def check_options(args: argparse.Namespace) -> None:
                 raise UsageError(f"{option}: --single-lane means {fixed}; leave one of them out")
         if args.no_prefix_reuse:
             raise UsageError("--single-lane: with --no-prefix-reuse nothing is kept; drop one")
+    _check_tiers(args)
     if args.spec == "none" and args.draft_tokens:
         raise UsageError("--draft-tokens: nothing drafts with --spec none; needs --spec mtp")
     if args.spec == "mtp" and args.draft_tokens == 0:
@@ -121,6 +140,25 @@ def check_options(args: argparse.Namespace) -> None:
     key = args.api_key
     if key is not None and not (key and key == key.strip() and key.isprintable()):
         raise UsageError("--api-key: empty, or no header carries it; needs printable characters")
+
+
+def _check_tiers(args: argparse.Namespace) -> None:
+    if (args.disk_dir is None) != (args.disk_budget is None):
+        given, missing = "--disk-dir", "--disk-budget"
+        if args.disk_dir is None:
+            given, missing = missing, given
+        raise UsageError(f"{given}: {missing} is not given; needs both or neither")
+    tier = "--host-budget" if args.host_budget is not None else "--disk-dir"
+    if args.host_budget is None and args.disk_dir is None:
+        return
+    for name in ("single_lane", "no_prefix_reuse"):
+        if getattr(args, name):
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{tier}: with {option} nothing goes to it; leave one of them out")
+
+
+def _size(text: str) -> int:
+    return _checked(text, parse_size)
 
 
 def _checked(text: str, check: Callable[[str], int]) -> int:
@@ -136,6 +174,10 @@ def _count(text: str) -> int:
 
 def _lanes(text: str) -> int:
     return _checked(text, lambda each: parse_count(each, largest=MOST_LANES))
+
+
+def _shutdown(text: str) -> int:
+    return _checked(text, lambda each: parse_count(each, largest=MOST_SHUTDOWN))
 
 
 def _index(text: str) -> int:

@@ -200,4 +200,14 @@ class Request:
             seconds=now - begun,
             stream=call.stream,
             control=call.control,
+            tier=tier_of(handle),
         )
+
+
+def tier_of(handle: Handle) -> str | None:
+    """Return the tier where what a request resumed lay when it came; None: it resumed nothing."""
+    running = handle.running
+    if running is None or not running.lease.start:
+        return None
+    tier = running.lease.explanation.tier or "device"
+    return "disk" if handle.fetched and tier == "host" else tier

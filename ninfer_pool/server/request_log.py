@@ -42,13 +42,15 @@ KINDS: Final = {
 def console_line(report: Report) -> str:
     """Return what the console says of a request that is over.
 
-    Times are from arrival, queue included; ``ttft=-`` where there was no token.
+    Times are from arrival, queue included; ``ttft=-`` where there was no token. ``tier`` is named
+    where something was resumed.
     """
     first = f"{1000 * report.first_token_seconds:.1f}ms" if report.output_tokens else "-"
+    tier = "" if report.tier is None else f" tier={report.tier}"
     return (
         f"[req {report.number}] done prompt={report.prompt_tokens} cache={report.cached_tokens} "
         f"reuse={report.reuse} ttft={first} reason={report.reason} out={report.output_tokens} "
-        f"finish={report.finish} total={1000 * report.seconds:.1f}ms"
+        f"finish={report.finish} total={1000 * report.seconds:.1f}ms{tier}"
     )
 
 
@@ -225,6 +227,7 @@ class RequestLog:
             "queue_ms": _milliseconds(report.queued_seconds),
             "ttft_ms": _milliseconds(report.first_token_seconds) if output else None,
             "total_ms": _milliseconds(report.seconds),
+            "tier": report.tier,
         }
 
     # -- the file --------------------------------------------------------------------------

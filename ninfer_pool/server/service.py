@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ninfer_pool.results import Explanation
 from ninfer_pool.runner import Ask, Chat, Runner
 from ninfer_pool.runner.requests import check_request
 from ninfer_pool.server.calls import Call, Report
+from ninfer_pool.server.ending import SPARE_SHARE, Deadline, last_line
 from ninfer_pool.server.errors import ApiError, context_exceeded
 from ninfer_pool.server.metrics import Metrics
 from ninfer_pool.server.recent import Past, Recent
@@ -23,6 +24,7 @@ from ninfer_pool.server.request import Asked, Request
 from ninfer_pool.server.request_log import RequestLog, console_line
 from ninfer_pool.server.settings import Settings
 
+Result = TypeVar("Result")
 LARGE = 16 << 10
 """Bytes of a body that is worth a thread of its own, lest it hold the others up."""
 LONG = LARGE // 4
@@ -60,6 +62,8 @@ class Service:
         self._log = log
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tell = tell
+        self._deadline: Deadline | None = None
+        self._hurried = self._said_last = False
         self._numbers = count(1)
 
     # -- asking ----------------------------------------------------------------------------
@@ -124,6 +128,11 @@ class Service:
         read = asked.call.control.read and self.settings.read
         return self.runner.pool.explain(asked.prompt, read=read)
 
+    async def between_steps(self, work: Callable[[], Result]) -> Result:
+        """Do what reaches the device's pages: on the engine's thread, between two steps."""
+        self._check_open()
+        return await asyncio.wrap_future(self.engine.call(work))
+
     # -- running ---------------------------------------------------------------------------
 
     def submit(self, asked: Asked) -> Request:
@@ -132,9 +141,7 @@ class Service:
         Raises:
             ApiError: it can never fit, or too many wait.
         """
-        if self.engine.stopping:
-            failed = self.engine.failure is not None
-            raise ApiError(503, "the engine has failed" if failed else "the server is stopping")
+        self._check_open()
         if self.engine.queued >= self.settings.max_queue:
             raise ApiError(503, f"{self.engine.queued} requests wait already; try later")
         self._check_length(asked)
@@ -164,6 +171,11 @@ class Service:
             del self.live[request.number]
             raise ApiError.of(error) from None
         return request
+
+    def _check_open(self) -> None:
+        if self.engine.stopping:
+            failed = self.engine.failure is not None
+            raise ApiError(503, "the engine has failed" if failed else "the server is stopping")
 
     def _check_length(self, asked: Asked) -> None:
         prompt, wanted = len(asked.prompt), self._max_tokens(asked)
@@ -239,8 +251,10 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self.engine.start()
 
-    def drain(self, seconds: float) -> None:
-        """Give what runs so many seconds more; for a signal's handler."""
+    def drain(self, deadline: Deadline) -> None:
+        """End within a time, of which what runs has its share; for a signal's handler."""
+        self._deadline, seconds = deadline, deadline.for_requests
+        deadline.watch()
         if self._loop is None or not self.live:
             return
         self._tell(
@@ -249,14 +263,37 @@ class Service:
         )
         self._loop.call_soon_threadsafe(self._loop.call_later, seconds, self.cancel)
 
+    def hurry(self, deadline: Deadline, *, code: int) -> None:
+        """Leave at once: nothing more is written; for a signal's handler."""
+        self._hurried = True
+        if self._deadline is not None:
+            self._deadline.stop()
+        self._deadline = deadline
+        deadline.watch(code=code)
+        self.cancel()
+
     def cancel(self) -> None:
         """Cancel whatever runs or waits; their clients are told."""
         for request in list(self.live.values()):
             request.cancel()
 
+    def say_last(self, lost: int | None = None) -> None:
+        """Say what the disk tier keeps and what it does not, once, where there is one."""
+        line = None if self._said_last else last_line(self.runner, lost)
+        self._said_last = True
+        if line is not None:
+            self._tell(line)
+
     async def stop(self) -> None:
-        """Cancel what runs and stop the engine."""
-        await asyncio.to_thread(self.engine.stop, drain=False)
+        """Cancel what runs, write what the disk tier is to keep, and give its folder back."""
+        seconds = self.settings.shutdown_seconds * (1 - SPARE_SHARE)
+        if self._deadline is not None:
+            seconds = 0.0 if self._hurried else self._deadline.for_flush
+        lost = await asyncio.to_thread(self.engine.stop, drain=False, flush_seconds=seconds)
+        self.say_last(lost)
+        await asyncio.to_thread(self.runner.close)
+        if self._deadline is not None:
+            self._deadline.stop()
         if self._log is not None:
             self._log.close()
 

@@ -19,6 +19,7 @@ class Settings:
         default_max_tokens: new tokens of a request that does not say how many.
         max_request_bytes: a larger body is refused.
         max_queue: requests that may wait for a lane; more are refused.
+        shutdown_seconds: from being told to stop to the end.
         cors: origins whose pages may call, ``*`` for all.
         read, retain: False: no request resumes, or leaves, anything.
         single_lane: every request is retained and takes the place of the last, as in an engine
@@ -31,6 +32,7 @@ class Settings:
     default_max_tokens: int = 1024
     max_request_bytes: int = 32 * MIB
     max_queue: int = 256
+    shutdown_seconds: float = 30
     cors: tuple[str, ...] = ()
     read: bool = True
     retain: bool = True

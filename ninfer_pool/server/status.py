@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from ninfer_pool.namespace import Namespace
-from ninfer_pool.results import EntryInfo, reuse_of
+from ninfer_pool.results import EntryInfo, TierStats, reuse_of
 from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.recent import Past
-from ninfer_pool.server.request import Asked, Request
+from ninfer_pool.server.request import Asked, Request, tier_of
 from ninfer_pool.server.service import Service
 
 MOST_ENTRIES = 256
@@ -57,6 +57,7 @@ def pool(service: Service, *, salt: str | None) -> dict[str, Any]:
         "totals": tenant.totals(),
         "history": list(tenant.history),
         "requests": [_request(past) for past in tenant.requests],
+        "tiers": [_tier(each, salt) for each in stats.tiers],
     }
 
 
@@ -68,7 +69,9 @@ def _visible(service: Service, salt: str | None) -> list[EntryInfo]:
 
 
 def _entry(service: Service, info: EntryInfo) -> dict[str, Any]:
-    age, idle = service.metrics.ages(info.entry)
+    # How old an entry is that lies only below the device is not known: it may be another run's.
+    below = info.tier != "device"
+    age, idle = (None, None) if below else service.metrics.ages(info.entry)
     superseded = set(info.superseded)
     return {
         "key": info.key,
@@ -87,6 +90,16 @@ def _entry(service: Service, info: EntryInfo) -> dict[str, Any]:
             {"position": position, "kind": kind, "superseded": position in superseded}
             for position, kind in info.checkpoints
         ],
+        "tier": info.tier,
+    }
+
+
+def _tier(stats: TierStats, salt: str | None) -> dict[str, Any]:
+    """What a tier below the device holds; all but its bytes is an operator's, without a salt."""
+    told = dataclasses.asdict(stats)
+    everybodys = ("tier", "bytes", "budget_bytes")
+    return {
+        name: value if salt is None or name in everybodys else None for name, value in told.items()
     }
 
 
@@ -103,7 +116,7 @@ def _lanes(service: Service, salt: str | None) -> list[dict[str, Any]]:
 def _lane(lane: int, state: str) -> dict[str, Any]:
     """A lane of which nothing more is told; ``busy``: another tenant's."""
     nothing = dict.fromkeys(("prompt_tokens", "cached_tokens", "position", "output_tokens"), 0)
-    return {"lane": lane, "state": state, "request": None, **nothing, "reuse": None}
+    return {"lane": lane, "state": state, "request": None, **nothing, "reuse": None, "tier": None}
 
 
 def _busy(request: Request) -> dict[str, Any]:
@@ -119,6 +132,7 @@ def _busy(request: Request) -> dict[str, Any]:
         "position": running.lease.frontier,
         "output_tokens": len(running.tokens),
         "reuse": running.lease.reuse,
+        "tier": tier_of(request.handle),
     }
 
 
@@ -142,6 +156,7 @@ def _request(past: Past) -> dict[str, Any]:
         "total_ms": 1000 * report.seconds,
         "parted_at": past.parted_at,
         "parted_in": past.parted_in,
+        "tier": report.tier,
     }
 
 
@@ -167,6 +182,7 @@ def explanation(service: Service, asked: Asked) -> dict[str, Any]:
         "boundaries": [list(boundary) for boundary in asked.ask.boundaries],
         "key": service.runner.pool.key(asked.prompt),
         "text": str(found),
+        "tier": found.tier,
     }
 
 
@@ -190,6 +206,7 @@ def _sentences(told: dict[str, Any], requests: list[dict[str, Any]]) -> list[str
         f"checkpoints that the prompt reaches: {points}.",
         f"Only this entry holds {told['bytes']:,} bytes: {told['kv_bytes']:,} of KV, "
         f"{told['image_bytes']:,} of states. That is what evicting it frees.",
+        *_place(told),
         _uses(told),
         *_fate(told),
     ]
@@ -207,7 +224,17 @@ def _uses(told: dict[str, Any]) -> str:
     if not told["hits"]:
         return "No request has resumed from it yet."
     times = "once" if told["hits"] == 1 else f"{told['hits']:,} times"
+    if told["idle_seconds"] is None:
+        return f"It was resumed {times}."
     return f"It was resumed {times}, the last time {told['idle_seconds']:,.0f} seconds ago."
+
+
+def _place(told: dict[str, Any]) -> Iterable[str]:
+    if told["tier"] != "device":
+        yield (
+            f"It lies in the {told['tier']} tier: a request that resumes from it has that "
+            "checkpoint brought back to the device first."
+        )
 
 
 def _fate(told: dict[str, Any]) -> Iterable[str]:

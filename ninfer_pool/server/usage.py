@@ -18,18 +18,22 @@ def openai_usage(report: Report) -> dict[str, Any]:
         "prompt_tokens": report.prompt_tokens,
         "completion_tokens": report.output_tokens,
         "total_tokens": report.prompt_tokens + report.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": report.cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": report.cached_tokens,
+            **({} if report.tier is None else {"cached_tier": report.tier}),
+        },
         "completion_tokens_details": {"reasoning_tokens": report.reasoning_tokens},
     }
 
 
-def anthropic_usage(report: Report) -> dict[str, int]:
+def anthropic_usage(report: Report) -> dict[str, Any]:
     """Return Anthropic's usage, whose three counts of input add up to the prompt."""
     return {
         "input_tokens": report.prefilled_tokens - report.created_tokens,
         "cache_creation_input_tokens": report.created_tokens,
         "cache_read_input_tokens": report.cached_tokens,
         "output_tokens": report.output_tokens,
+        **({} if report.tier is None else {"cache_read_tier": report.tier}),
     }
 
 
@@ -81,6 +85,7 @@ def pool(report: Report) -> dict[str, Any]:
         "exact": report.exact,
         "key": report.key,
         "lane": report.lane,
+        "tier": report.tier,
     }
 
 

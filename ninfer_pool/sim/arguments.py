@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ninfer_pool.errors import UsageError
 from ninfer_pool.sim import options
+from ninfer_pool.sizes import parse_size
 
 T = TypeVar("T")
 
 DEFAULT_ENTRIES = "1,2,4,8,16"
 DEFAULT_BUDGETS = "8GiB,16GiB,32GiB,64GiB"
+DEFAULT_RATES = {"host": "3.1GB", "disk": "1.6GB"}
+"""Host: measured on two V100, whose prefill rate is the default too. Disk: 3.5 GB/s, what an NVMe
+drive on four lanes of PCIe 3 reads, and then the copy to the device at the rate of the host."""
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +26,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", nargs="*", metavar="TRACE", type=Path, help=traces)
     _add_sweeps(parser.add_argument_group("what is swept").add_argument)
     _add_setup(parser.add_argument_group("what is served").add_argument)
+    _add_tiers(parser.add_argument_group("tiers below the device, off by default").add_argument)
     _add_outputs(parser.add_argument_group("what is written").add_argument)
 
 
@@ -30,6 +35,23 @@ def sweeps(args: argparse.Namespace) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if args.entries is None and args.budget is None:
         return options.parse_entries(DEFAULT_ENTRIES), options.parse_sizes(DEFAULT_BUDGETS)
     return args.entries or (), args.budget or ()
+
+
+def tier_options(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Name, budget and rate of each tier asked for, the fastest first.
+
+    Raises:
+        UsageError: a rate for a tier that has no budget.
+    """
+    found = []
+    for name, default in DEFAULT_RATES.items():
+        budget, rate = getattr(args, f"{name}_budget"), getattr(args, f"{name}_rate")
+        if budget is None and rate is not None:
+            raise UsageError(f"--{name}-rate: there is no {name} tier; give --{name}-budget too")
+        if budget is not None:
+            rate = float(rate or options.parse_byte_rate(default))
+            found.append({"name": name, "budget_bytes": budget, "bytes_s": rate})
+    return found
 
 
 def _add_sweeps(add: Callable[..., argparse.Action]) -> None:
@@ -97,6 +119,30 @@ def _add_setup(add: Callable[..., argparse.Action]) -> None:
         type=rate,
         help="output tokens a second (default: 40)",
     )
+
+
+def _add_tiers(add: Callable[..., argparse.Action]) -> None:
+    where = {"host": "host memory", "disk": "files"}
+    why = {
+        "host": "measured on the machine of the default --prefill-rate, two V100",
+        "disk": "an NVMe drive's 3.5 GB/s and then the copy from host memory",
+    }
+    for name, place in where.items():
+        add(
+            f"--{name}-budget",
+            metavar="SIZE",
+            type=_checked(parse_size),
+            help=f"bytes of {place} that keep what the device has no room for; "
+            "the bounds have none",
+        )
+    for name, place in where.items():
+        add(
+            f"--{name}-rate",
+            metavar="SIZE",
+            type=_checked(options.parse_byte_rate),
+            help=f"bytes a second from {place} to the device, such as 25GB or 25GiB "
+            f"(default: {DEFAULT_RATES[name]}: {why[name]})",
+        )
 
 
 def _add_outputs(add: Callable[..., argparse.Action]) -> None:

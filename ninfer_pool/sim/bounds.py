@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ninfer_pool.policy.classical import Lru
@@ -41,7 +42,13 @@ def bounds(
     budgets: Sequence[int],
     on_progress: OnProgress | None = None,
 ) -> Iterator[Outcome]:
-    """Yield the bounds' runs; ``online`` are the sweep's, which `clairvoyant` never falls below."""
+    """Yield the bounds' runs; ``online`` are the sweep's, which `clairvoyant` never falls below.
+
+    Bounds have the device alone. Where the sweep's runs have tiers below it, they are no measure
+    for it.
+    """
+    if setup.tiers:
+        setup, online = replace(setup, tiers=()), ()
     yield run_single_lane(trace, setup)
     yield run_plan(trace, source, setup, Plan(policy="endless", make=Lru), on_progress)
     for most in entries:

@@ -58,6 +58,14 @@ def parse_rate(text: str) -> float:
     return value
 
 
+def parse_byte_rate(text: str) -> int:
+    """Bytes a second: a size, with or without ``/s`` after it."""
+    try:
+        return parse_size(text.strip().removesuffix("/s"))
+    except UsageError as error:
+        raise UsageError(f"{text!r}: write bytes a second, such as 25GB or 25GiB") from error
+
+
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Sizes between commas, in the order given, without repeats."""
     return _each(text, parse_size)
@@ -108,13 +116,20 @@ def check_policies(names: Sequence[str], *, known: Collection[str]) -> None:
             raise UsageError(f"--policy: unknown policy {name!r}; choose among {_names(known)}")
 
 
-def check_budgets(budgets: Sequence[int], *, page_bytes: int, image_bytes: int, model: str) -> None:
+def check_budgets(
+    budgets: Sequence[int],
+    *,
+    page_bytes: int,
+    image_bytes: int,
+    model: str,
+    option: str = "--budget",
+) -> None:
     """Refuse a budget that cannot hold one page and one image, which is stored in whole pages."""
     least = page_bytes * (1 + math.ceil(image_bytes / page_bytes))
     for budget in budgets:
         if budget < least:
             raise UsageError(
-                f"--budget: {format_bytes(budget)} is smaller than one page plus one image; "
+                f"{option}: {format_bytes(budget)} is smaller than one page plus one image; "
                 f"{model} needs at least {least} bytes ({format_bytes(least)})"
             )
 

@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from ninfer_pool.sim.geometry import Sizes
-from ninfer_pool.sim.report import SWEEPS, Run, Table, describe_model, headline, points, tables
+from ninfer_pool.sim.report import (
+    SWEEPS,
+    Run,
+    Table,
+    below,
+    describe_model,
+    headline,
+    points,
+    tables,
+)
 
 # Each colour of a drawing, and what it becomes on a dark page.
 DARK = {
@@ -90,7 +99,10 @@ def _section(
 
 def _title(run: Run, field: str) -> str:
     swept = "entries" if field == "entries" else "bytes"
-    return f"{run['trace']}: prompt tokens reused against {swept}; figures in the table below"
+    tiers = f", with {below(run)} below the device" if below(run) else ""
+    return (
+        f"{run['trace']}: prompt tokens reused against {swept}{tiers}; figures in the table below"
+    )
 
 
 def inline(svg: str, *, title: str) -> str:

@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullL
 
 from ninfer_pool.sim.geometry import Sizes
 from ninfer_pool.sim.options import BOUNDS
-from ninfer_pool.sim.report import SWEEPS, Run, find, points, policies
+from ninfer_pool.sim.report import SWEEPS, Run, below, find, points, policies
 from ninfer_pool.sizes import format_bytes
 
 INK, MUTED, GRID, SURFACE = "#16181d", "#5b5f66", "#e3e4e6", "#ffffff"
@@ -151,6 +151,7 @@ def _row(row: SubFigure, runs: Sequence[Run], *, width: float, height: float) ->
     left = MARGINS_INCHES[0] / width
     row.text(left, 1 - 0.32 / height, first["trace"], size=13, weight="bold")
     about = f"{model}; {first['requests']:,} requests, {lanes}, affinity {first['affinity']}"
+    about += f"; below the device {tiers}" if (tiers := below(first)) else ""
     row.text(left, 1 - 0.58 / height, about, color=MUTED)
     present = [field for field in SWEEPS if points(runs, field)]
     share = PANEL_INCHES[0] / width

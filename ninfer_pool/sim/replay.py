@@ -18,6 +18,7 @@ from ninfer_pool.policy import POLICIES, Policy
 from ninfer_pool.pool import PrefixPool
 from ninfer_pool.prompt import Prompt
 from ninfer_pool.results import Pending
+from ninfer_pool.sim.below import Restores, TierSize, attach
 from ninfer_pool.sim.geometry import Geometry
 from ninfer_pool.sim.tally import Tally
 from ninfer_pool.sim.tokens import TokenSource
@@ -38,6 +39,8 @@ class Setup:
     affinity: Literal["prefer", "strict"] = "prefer"
     prefill_rate: float = 1140.0
     decode_rate: float = 40.0
+    tiers: tuple[TierSize, ...] = ()
+    """The tiers below the device, the fastest first."""
 
 
 @dataclass(slots=True)
@@ -77,9 +80,7 @@ def pool_config(trace: Trace, setup: Setup, plan: Plan) -> PoolConfig:
     sizes = setup.geometry.sizes(kv=setup.kv, mtp=setup.mtp)
     images = -(-sizes.image_bytes // sizes.page_bytes)
     longest = max(_pages(r, images, sizes.page_tokens, r.input + r.output) for r in trace.requests)
-    everything = sum(
-        _pages(r, images, sizes.page_tokens, r.input + r.output - r.shared) for r in trace.requests
-    )
+    everything = _everything(trace, images, sizes.page_tokens)
     room = everything if plan.budget_bytes is None else plan.budget_bytes // sizes.page_bytes
     room = max(1 + images, min(room, everything))
     return PoolConfig(
@@ -93,6 +94,13 @@ def pool_config(trace: Trace, setup: Setup, plan: Plan) -> PoolConfig:
         policy=plan.make or POLICIES[plan.policy],
         affinity=setup.affinity,
         events=0,
+    )
+
+
+def _everything(trace: Trace, images: int, page_tokens: int) -> int:
+    """Return the pages of all that a trace could ever leave."""
+    return sum(
+        _pages(r, images, page_tokens, r.input + r.output - r.shared) for r in trace.requests
     )
 
 
@@ -117,7 +125,18 @@ class Replay:
         self.source = source
         self.setup = setup
         self.pool = PrefixPool(pool_config(trace, setup, plan))
-        self.tally = Tally(trace, setup, plan, self.pool)
+        config = self.pool.config
+        # Tiers hold whole pages of each piece, and for a moment both an entry and its successor.
+        everything = 2 * _everything(trace, config.image_pages, config.page_tokens)
+        tiers = attach(
+            self.pool,
+            setup.tiers,
+            prefill_rate=setup.prefill_rate,
+            everything=everything * config.page_bytes,
+        )
+        self._restores = Restores(tiers, setup.tiers)
+        self._ready: dict[int, float] = {}
+        self.tally = Tally(trace, setup, plan, self.pool, self._restores)
         self.now = 0.0
         self._tell = plan.now
         self.until = len(trace.requests) if until is None else until
@@ -183,7 +202,8 @@ class Replay:
         if isinstance(lease, Pending):
             self._wanted.add((lease.lease, lease.position))
             return False
-        job = _Job(request=request, lease=lease, begun=self.now, stops=deque(lease.chunks()))
+        begun = max(self.now, self._ready.pop(request.id, self.now))
+        job = _Job(request=request, lease=lease, begun=begun, stops=deque(lease.chunks()))
         lease.restore()
         if self.setup.lanes == 1:
             while job.stops:
@@ -199,9 +219,18 @@ class Replay:
             retain=request.retain,
             wait_for_shared=several,
         )
+        self._note_restore(request)
         if not isinstance(answer, Pending) or self._worth_waiting(answer, best):
             return answer
-        return self.pool.acquire(prompt, reserve_tokens=request.output, retain=request.retain)
+        answer = self.pool.acquire(prompt, reserve_tokens=request.output, retain=request.retain)
+        self._note_restore(request)
+        return answer
+
+    def _note_restore(self, request: Request) -> None:
+        """What was brought back for a request is there later, whether it waits meanwhile or not."""
+        seconds = self._restores.seconds()
+        if seconds:
+            self._ready[request.id] = max(self.now, self._ready.get(request.id, 0.0)) + seconds
 
     def _worth_waiting(self, pending: Pending, best: int) -> bool:
         """Waiting costs what the other lease still prefills, going on what this one would."""

@@ -83,7 +83,24 @@ def describe_model(run: Run, *, sizes: Sizes) -> str:
         lines += "no image: every token position can be resumed"
     lanes = "1 lane" if run["lanes"] == 1 else f"{run['lanes']} lanes"
     speed = f"prefill {run['prefill_rate']:g} and decode {run['decode_rate']:g} tokens a second"
-    return f"{lines}\n{lanes}, affinity {run['affinity']}, {speed}"
+    return f"{lines}\n{lanes}, affinity {run['affinity']}, {speed}{_describe_tiers(run)}"
+
+
+def _describe_tiers(run: Run) -> str:
+    """A line on the tiers below the device, empty where there are none."""
+    below = [
+        f"{name} {format_bytes(run[f'{name}_budget_bytes'])} at {run[f'{name}_rate'] / 1e9:g} GB/s"
+        for name in ("host", "disk")
+        if run[f"{name}_budget_bytes"] is not None
+    ]
+    return f"\ntiers below the device: {', '.join(below)}; the bounds have none" if below else ""
+
+
+def below(run: Run) -> str:
+    """The tiers below the device in a few words, `host 64 GiB, disk 1 TiB`; empty: none."""
+    return ", ".join(
+        f"{told['tier']} {format_bytes(told['budget_bytes'])}" for told in run["tiers"][1:]
+    )
 
 
 def tables(runs: Sequence[Run]) -> list[Table]:
@@ -92,6 +109,7 @@ def tables(runs: Sequence[Run]) -> list[Table]:
     for field in SWEEPS:
         if points(runs, field):
             found += [rate_table(runs, field), detail_table(runs, field)]
+            found += [tier_table(runs, field)] if below(runs[0]) else []
             found += [reason_table(runs, field)]
     return found
 
@@ -135,11 +153,13 @@ def rate_table(runs: Sequence[Run], field: str) -> Table:
     rows = [_rates(runs, policy, field) for policy in policies(runs)]
     rows.append(())
     rows += [_rates(runs, bound, field) for bound in reversed(BOUNDS)]
-    gaps = [gap_closed(runs, field, value) for value in values]
+    tiers = below(runs[0])
+    # With tiers a policy has more room than the bound: that it comes nearer says nothing of it.
+    gaps = [None if tiers else gap_closed(runs, field, value) for value in values]
     if any(gap is not None for gap in gaps):
         cells = ("-" if gap is None else f"{100 * gap:.0f}%" for gap in gaps)
         rows += [(), ("gap lru-clairvoyant closed by default", *cells)]
-    title = RATE_TITLES[field]
+    title = RATE_TITLES[field] + (f"; below the device {tiers}" if tiers else "")
     return Table(title=title, columns=("policy", *_labels(values, field)), rows=tuple(rows))
 
 
@@ -176,6 +196,25 @@ def detail_table(runs: Sequence[Run], field: str) -> Table:
         rows.append((*row, f"{run['refused']:,}") if refused else tuple(row))
     title = "Each run: tokens prefilled, requests by where they resumed, entries evicted, peak held"
     return Table(title=title, columns=tuple(columns), rows=tuple(rows), left=2)
+
+
+def tier_table(runs: Sequence[Run], field: str) -> Table:
+    """Each run with tiers: what each of them gave and took."""
+    columns = ["policy", "at", "tier", "reused", "requests", "restored", "in", "stored"]
+    columns += ["images", "held", "dropped"]
+    rows: list[tuple[str, ...]] = []
+    for run in (run for run in runs if run[field] is not None and below(run)):
+        for told in run["tiers"]:
+            device = told["tier"] == "device"
+            moved = [format_bytes(told["promoted_bytes"]), f"{told['restore_seconds']:,.1f} s"]
+            moved += [format_bytes(told["stored_bytes"]), f"{told['images']:,}"]
+            share = told["reused_tokens"] / max(1, run["input_tokens"])
+            row = [run["policy"], label(run[field], field), told["tier"], percent(share)]
+            row += [f"{told['hits']:,}", *(["-"] * 4 if device else moved)]
+            row += [format_bytes(told["bytes"]), "-" if device else f"{told['dropped']:,}"]
+            rows.append(tuple(row))
+    title = "Each tier: tokens reused from it, what was restored from it and stored in it"
+    return Table(title=title, columns=tuple(columns), rows=tuple(rows), left=3)
 
 
 def _short(path: str) -> str:

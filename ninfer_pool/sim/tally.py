@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ninfer_pool.lease import Lease
 from ninfer_pool.pool import PrefixPool
+from ninfer_pool.sim.below import Restores, head_fields, tier_fields
 from ninfer_pool.sim.trace import Request, Trace
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ class Sums:
         self._reuse: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
+        self._by_tier: Counter[str] = Counter()
+        self._hits: Counter[str] = Counter()
         self._head = {
             "trace": trace.name,
             "model": setup.model,
@@ -38,6 +42,7 @@ class Sums:
             "policy": plan.policy,
             "entries": plan.entries,
             "budget_bytes": plan.budget_bytes,
+            **head_fields(setup.tiers),
             "requests": len(trace.requests),
         }
 
@@ -51,20 +56,25 @@ class Sums:
         reason: str,
         diverged_at: int | None,
         lost: int,
+        tier: str = "device",
         evicted_bytes: int = 0,
         needed_bytes: int = 0,
         victim_max_bytes: int = 0,
     ) -> None:
-        """Add one served request."""
+        """Add one served request; ``tier`` is where what it reused lay."""
         self.input_tokens += request.input
         self.reused_tokens += reused
         self._reuse[reuse] += 1
         self._requests[reason] += 1
         self._lost[reason] += lost
+        if reused:
+            self._by_tier[tier] += reused
+            self._hits[tier] += 1
         self._line(
             request,
             reused=reused,
             exact=exact,
+            tier=tier if reused else None,
             reuse=reuse,
             reason=reason,
             diverged_at=diverged_at,
@@ -81,6 +91,7 @@ class Sums:
             request,
             reused=0,
             exact=True,
+            tier=None,
             reuse="refused",
             reason="no_room",
             diverged_at=None,
@@ -101,9 +112,19 @@ class Sums:
             }
         )
 
-    def fields(self, **pool: Any) -> dict[str, Any]:
-        """Return the run's JSON object; ``pool`` are the fields that a pool alone can tell."""
+    def fields(
+        self, *, held_bytes: int = 0, below: Iterable[dict[str, Any]] = (), **pool: Any
+    ) -> dict[str, Any]:
+        """Return the run's JSON object; ``pool`` are the fields that a pool alone can tell.
+
+        ``held_bytes`` are retained on the device at the end, ``below`` the tiers under it.
+        """
         tokens = self.input_tokens
+        device = tier_fields("device", bytes=held_bytes, budget_bytes=self._head["budget_bytes"])
+        tiers = [device, *below]
+        for told in tiers:
+            told["reused_tokens"] = self._by_tier[told["tier"]]
+            told["hits"] = self._hits[told["tier"]]
         return {
             **self._head,
             "refused": self.refused,
@@ -116,6 +137,7 @@ class Sums:
                 reason: {"requests": self._requests[reason], "tokens": self._lost[reason]}
                 for reason in sorted(self._requests)
             },
+            "tiers": tiers,
             **pool,
         }
 
@@ -123,10 +145,13 @@ class Sums:
 class Tally(Sums):
     """One run of a pool."""
 
-    def __init__(self, trace: Trace, setup: Setup, plan: Plan, pool: PrefixPool) -> None:
+    def __init__(
+        self, trace: Trace, setup: Setup, plan: Plan, pool: PrefixPool, restores: Restores
+    ) -> None:
         super().__init__(trace, setup, plan)
         self.lookup_seconds: list[float] = []
         self._pool = pool
+        self._restores = restores
 
     def serve(self, request: Request, lease: Lease) -> None:
         """Add a request whose lease has ended."""
@@ -139,6 +164,7 @@ class Tally(Sums):
             reason=told.reason,
             diverged_at=told.diverged_at,
             lost=told.lost,
+            tier=told.tier or "device",
             evicted_bytes=lease.evicted_bytes,
             needed_bytes=lease.needed_bytes,
             victim_max_bytes=lease.victim_max_bytes,
@@ -146,10 +172,13 @@ class Tally(Sums):
 
     def run(self) -> dict[str, Any]:
         """Return the run's JSON object."""
-        counters = self._pool.stats().counters
+        stats = self._pool.stats()
+        counters = stats.counters
         size = self._pool.config.page_bytes
         heaviest = max(self.detail, key=lambda line: line["evicted_bytes"])
         return self.fields(
+            held_bytes=stats.retained_bytes,
+            below=self._restores.told(),
             evictions=counters.evictions,
             truncations=counters.truncations,
             superseded=counters.superseded,

@@ -22,6 +22,7 @@ ENTRY = {
     "age_seconds": NUMBER,
     "idle_seconds": NUMBER,
     "checkpoints": [CHECKPOINT],
+    "tier": str,
 }
 REQUEST = {
     "request": int,
@@ -41,6 +42,7 @@ REQUEST = {
     "total_ms": NUMBER,
     "parted_at": (int, NONE),
     "parted_in": (str, NONE),
+    "tier": (str, NONE),
 }
 LANE = {
     "lane": int,
@@ -51,6 +53,17 @@ LANE = {
     "position": int,
     "output_tokens": int,
     "reuse": (str, NONE),
+    "tier": (str, NONE),
+}
+TIER = {
+    "tier": str,
+    **dict.fromkeys(
+        (
+            *("entries", "checkpoints", "bytes", "budget_bytes", "stored", "stored_bytes"),
+            *("images", "promoted", "promoted_bytes", "dropped", "failed", "damaged"),
+        ),
+        int,
+    ),
 }
 COUNTERS = dict.fromkeys(
     (
@@ -93,6 +106,7 @@ POOL = {
     },
     "history": list,
     "requests": [REQUEST],
+    "tiers": [TIER],
 }
 DETAIL = {"entry": ENTRY, "explanation": [str], "requests": [REQUEST]}
 EXPLANATION = {
@@ -110,6 +124,7 @@ EXPLANATION = {
     "boundaries": list,
     "key": str,
     "text": str,
+    "tier": (str, NONE),
 }
 
 

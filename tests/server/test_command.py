@@ -4,112 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
 
 import httpx
 import pytest
 
 from ninfer_pool.cli import main
 from ninfer_pool.errors import UsageError
-from ninfer_pool.server.command import DRAIN_SECONDS, listen, make_runner, settings_of
+from ninfer_pool.server.command import listen, make_runner, settings_of
 from ninfer_pool.server.options import add_serve, check_options
+from tests.server.processes import COMMAND, ENDLESS, SMALL, started, streaming, unix
 from tests.server.world import MODEL, Server, cached, chat_body, events, running
 
-COMMAND = (sys.executable, "-m", "ninfer_pool", "serve")
-SMALL = ("--kv-budget", "64MiB", "--dtype", "fp32", "--kv-dtype", "fp32")
-ENDLESS = {"prompt": "a b c", "temperature": 1.5, "seed": 3, "max_tokens": 8000, "stream": True}
-"""A request that goes on for far longer than any test."""
-unix = pytest.mark.skipif(os.name != "posix", reason="needs signals")
-
-
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", **more}
-
-
-@dataclass
-class Process:
-    """A server in a process of its own."""
-
-    inner: subprocess.Popen[str]
-    out: list[str] = field(default_factory=list)
-    err: list[str] = field(default_factory=list)
-    threads: list[threading.Thread] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for pipe, lines in ((self.inner.stdout, self.out), (self.inner.stderr, self.err)):
-            self.threads.append(threading.Thread(target=_collect, args=(pipe, lines)))
-            self.threads[-1].start()
-
-    def said(self, text: str) -> str:
-        """Wait for a line that has the text."""
-        until = time.monotonic() + 120
-        while True:
-            for line in list(self.out):
-                if text in line:
-                    return line
-            assert self.inner.poll() is None, "".join(self.err)
-            assert time.monotonic() < until, f"it never said {text!r}: {self.out}"
-            time.sleep(0.01)
-
-    @property
-    def url(self) -> str:
-        """Its address, as it says it."""
-        return self.said(" on http://").split(" on ")[1].split()[0]
-
-    def wait(self, seconds: float) -> int:
-        """Wait for its end; return its exit code, a signal's as the shell tells it."""
-        code = self.inner.wait(timeout=seconds)
-        for thread in self.threads:
-            thread.join(timeout=10)
-        return 128 - code if code < 0 else code
-
-    def end(self) -> None:
-        """End it, however."""
-        self.inner.kill()
-        self.wait(30)
-        for pipe in (self.inner.stdout, self.inner.stderr):
-            assert pipe is not None
-            pipe.close()
-
-
-def _collect(pipe: IO[str] | None, lines: list[str]) -> None:
-    assert pipe is not None
-    lines.extend(pipe)
-
-
-@contextmanager
-def started(*options: str, port: int = 0) -> Iterator[Process]:
-    """A server on a port that is free."""
-    line = (*COMMAND, "--port", str(port), *SMALL, *options)
-    pipe = subprocess.PIPE
-    process = Process(
-        subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env=environment())
-    )
-    try:
-        yield process
-    finally:
-        process.end()
-
-
-@contextmanager
-def streaming(process: Process, body: dict[str, Any]) -> Iterator[Iterator[str]]:
-    """A stream of a request whose first event has come: the lines that follow."""
-    with httpx.stream("POST", f"{process.url}/v1/completions", json=body, timeout=60) as answer:
-        lines = answer.iter_lines()
-        assert next(lines).startswith("data: ")
-        yield lines
+DRAIN_SECONDS = 10
+"""A third of the time that a server takes to end."""
 
 
 # -- starting and stopping ------------------------------------------------------------------
@@ -142,7 +58,7 @@ def test_a_server_from_its_first_line_to_its_last(tmp_path: Path) -> None:
             told = events("\n".join(lines))
         assert sum(len(event["choices"][0].get("text") or "") for event in told if event["choices"])
         assert "error" not in told[-1]
-        assert process.wait(DRAIN_SECONDS) in (0, 143)
+        assert process.wait(DRAIN_SECONDS) == 0
         assert process.err == []
         assert "finish=length" in process.out[-1]
     written = [json.loads(line) for line in log.read_text().splitlines()]
@@ -167,7 +83,7 @@ def test_two_at_once_and_the_second_signal() -> None:
                 time.sleep(0.3)
                 process.inner.send_signal(told)
                 assert "stopping" in events("\n".join(lines))[-1]["error"]["message"]
-            assert process.wait(DRAIN_SECONDS / 2) in (0, 130, 143)
+            assert process.wait(DRAIN_SECONDS / 2) in (130, 143)
             assert process.err == []
             assert "finish=cancelled" in process.out[-1]
 
@@ -182,7 +98,7 @@ def test_one_signal_gives_requests_the_time_that_is_stated(*, long_run: bool) ->
         last = events("\n".join(lines))[-1]
         assert DRAIN_SECONDS - 1 < time.monotonic() - begun < DRAIN_SECONDS + 5
         assert "stopping" in last["error"]["message"]
-        process.wait(5)
+        assert process.wait(5) == 0
         assert "Traceback" not in "".join(process.err)
 
 
@@ -219,6 +135,16 @@ def test_one_signal_gives_requests_the_time_that_is_stated(*, long_run: bool) ->
         (("--api-key", "a\nb"), "--api-key"),
         (("--api-key", ""), "--api-key"),
         (("--api-key", " x "), "--api-key"),
+        (("--host-budget", "much"), "--host-budget: 'much' is not a size"),
+        (("--host-budget", "1KiB", "--port", "0", *SMALL), "--host-budget: 1024; one page and"),
+        (("--disk-dir", "x"), "--disk-dir: --disk-budget is not given; needs both"),
+        (("--disk-budget", "1GiB"), "--disk-budget: --disk-dir is not given; needs both"),
+        (("--host-budget", "1GiB", "--single-lane"), "--host-budget: with --single-lane"),
+        (
+            ("--disk-dir", "x", "--disk-budget", "1GiB", "--no-prefix-reuse"),
+            "--disk-dir: with --no-prefix-reuse",
+        ),
+        (("--shutdown-seconds", "0"), "--shutdown-seconds: '0': write a whole number from 1"),
         (("--host", "no.such.host.invalid", "--port", "0"), "--host"),
         (("--model", "no-such-folder", "--port", "0"), "no-such-folder"),
         (("--device", "tpu", "--port", "0"), "tpu"),

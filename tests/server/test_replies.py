@@ -129,6 +129,7 @@ def test_the_last_chunks_say_how_an_answer_was_made() -> None:
         "exact": True,
         "key": "ab",
         "lane": 1,
+        "tier": None,
     }
     assert finish["usage"] is None
     assert (usage["choices"], done) == ([], "[DONE]")

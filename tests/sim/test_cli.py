@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ninfer_pool import cli
+from ninfer_pool.sim.below import TierSize
 from ninfer_pool.sim.trace import Request, Trace, write_trace
 from tests.sim.fake_replay import FakeReplay, names, refused
 from tests.sim.made_runs import GIB, made_runs
@@ -33,7 +34,7 @@ def test_defaults_are_the_shipped_trace_and_both_sweeps(
     assert setup.pop("geometry").name == setup.pop("model") == "qwen3.8-27b"
     assert setup == {
         "kv": "int8-g64", "mtp": True, "lanes": 1, "affinity": "prefer",
-        "prefill_rate": 1140.0, "decode_rate": 40.0,
+        "prefill_rate": 1140.0, "decode_rate": 40.0, "tiers": (),
     }  # fmt: skip
     out, err = capsys.readouterr()
     assert out.startswith("claude_code_side_requests: ")
@@ -65,6 +66,7 @@ def test_traces_may_stand_anywhere_and_are_run_in_order(replay: FakeReplay, trac
 def test_every_option_reaches_the_simulator(replay: FakeReplay, trace: Path) -> None:
     words = "--model qwen3.8-35b-a3b --kv bf16 --no-mtp --policy fifo --lanes 3"
     words += " --affinity strict --prefill-rate 2e3 --decode-rate 10.5"
+    words += " --disk-budget 1TB --host-budget 64GiB --host-rate 25GiB/s"
     assert cli.main(["simulate", str(trace), *words.split()]) == 0
     (asked,) = replay.asked
     setup = vars(asked["setup"])
@@ -73,6 +75,10 @@ def test_every_option_reaches_the_simulator(replay: FakeReplay, trace: Path) -> 
     assert setup == {
         "model": "qwen3.8-35b-a3b", "kv": "bf16", "mtp": False, "lanes": 3,
         "affinity": "strict", "prefill_rate": 2000.0, "decode_rate": 10.5,
+        "tiers": (
+            TierSize(name="host", budget_bytes=64 * GIB, bytes_s=25.0 * GIB),
+            TierSize(name="disk", budget_bytes=10**12, bytes_s=1.6e9),
+        ),
     }  # fmt: skip
 
 

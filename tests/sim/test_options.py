@@ -67,6 +67,14 @@ def test_a_rate_is_positive_and_finite(text: str) -> None:
     assert options.parse_rate("1e3") == 1000.0
 
 
+@pytest.mark.parametrize("text", ["0", "-3", "nan", "25G", "25GB/h", "/s", ""])
+def test_a_byte_rate_is_a_size_a_second(text: str) -> None:
+    with pytest.raises(UsageError, match="bytes a second, such as 25GB or 25GiB"):
+        options.parse_byte_rate(text)
+    assert options.parse_byte_rate("25GB") == options.parse_byte_rate("25GB/s") == 25 * 10**9
+    assert options.parse_byte_rate("1.5GiB") == 3 << 29
+
+
 def test_the_least_budget_is_one_page_and_one_image_in_whole_pages() -> None:
     options.check_budgets([400], page_bytes=100, image_bytes=201, model="m")
     with pytest.raises(UsageError, match="m needs at least 400 bytes"):

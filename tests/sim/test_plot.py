@@ -11,7 +11,7 @@ import pytest
 from ninfer_pool.sim.geometry import Sizes
 from ninfer_pool.sim.page import DARK, inline
 from ninfer_pool.sim.plot import COLOURS, lines, panel_svg, plot, spread
-from tests.sim.made_runs import GIB, made_runs
+from tests.sim.made_runs import GIB, made_runs, with_tiers
 
 SIZES = Sizes(page_bytes=2_297_856, image_bytes=153_954_304, page_tokens=64)
 VOID = {"meta", "br"}
@@ -99,6 +99,16 @@ def test_a_page_is_whole_and_asks_no_host() -> None:
     assert text.count("Why matched tokens were lost under default") == 4
     assert 'name="viewport"' in page
     assert "prefers-color-scheme: dark" in page
+
+
+def test_pages_and_drawings_name_the_tiers() -> None:
+    tiers = "host 64 GiB, disk 1 TiB"
+    page = plot([with_tiers(made_runs())], suffix=".html", sizes=SIZES).decode()
+    assert read_page(page).count(f"below the device {tiers}") == 2
+    assert page.count(f"with {tiers} below the device") == 2
+    assert "Each tier: tokens reused from it" in page
+    drawn = plot([with_tiers(made_runs())], suffix=".svg", sizes=SIZES)
+    assert drawn != plot([made_runs()], suffix=".svg", sizes=SIZES)
 
 
 def test_ids_of_a_page_are_unique() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ninfer_pool.sim.geometry import Sizes, load_geometry
-from ninfer_pool.sim.report import count, gap_closed, reason_table, report, top
-from tests.sim.made_runs import made_runs
+from ninfer_pool.sim.report import count, gap_closed, reason_table, report, tier_table, top
+from tests.sim.made_runs import GIB, made_runs, with_tiers
 
 SIZES = Sizes(page_bytes=2_297_856, image_bytes=153_954_304, page_tokens=64)
 
@@ -127,3 +127,29 @@ def test_counts_stay_short(number: int, text: str) -> None:
 def test_columns_line_up() -> None:
     lines = reason_table(made_runs(), "entries").text().splitlines()[1:]
     assert len({len(line) for line in lines}) == 1
+
+
+def test_tiers_are_named_with_their_sizes_and_rates() -> None:
+    text = report(with_tiers(made_runs()), sizes=SIZES)
+    said = "tiers below the device: host 64 GiB at 25 GB/s, disk 1 TiB at 1.6 GB/s; the bounds"
+    assert text.splitlines()[3].startswith(said)
+    assert text.count("; below the device host 64 GiB, disk 1 TiB") == 2
+    assert "below the device" not in report(made_runs(), sizes=SIZES)
+
+
+def test_each_run_tells_what_each_tier_gave() -> None:
+    runs = with_tiers(made_runs(policies=("lru",), entries=(), budgets=(8 * GIB,)))
+    text = tier_table(runs, "budget_bytes").text()
+    wanted = [f"{100 * told['reused_tokens'] / 2e6:.1f}%" for told in runs[0]["tiers"]]
+    found = rows(text, "lru")
+    assert [line[2] for line in found] == ["device", "host", "disk"]
+    assert [line[3] for line in found] == wanted
+    assert found[0][5:9] == ["-"] * 4
+    assert found[1][5:9] == ["10", "GiB", "0.4", "s"]
+    assert found[2][5:9] == ["3", "GiB", "2.0", "s"]
+    assert text in report(runs, sizes=SIZES)
+
+
+def test_a_bound_without_tiers_is_no_measure_of_a_policy_with_them() -> None:
+    assert "closed by default" in report(made_runs(), sizes=SIZES)
+    assert "closed by default" not in report(with_tiers(made_runs()), sizes=SIZES)

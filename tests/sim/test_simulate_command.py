@@ -15,7 +15,7 @@ from tests.sim.made_runs import made_run
 
 BOUNDS = ["single_lane", "endless", "clairvoyant"]
 DETAIL_FIELDS = [
-    "run", "id", "session", "kind", "input", "reused", "exact", "reuse", "reason",
+    "run", "id", "session", "kind", "input", "reused", "exact", "tier", "reuse", "reason",
     "diverged_at", "lost", "evicted_bytes", "needed_bytes", "victim_max_bytes",
 ]  # fmt: skip
 

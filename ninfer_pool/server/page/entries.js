@@ -100,7 +100,10 @@ function makeDetail(key, id) {
     node,
     update(latest) {
       entry = latest;
-      text(facts, `key ${key} · made ${words.length(entry.age_seconds)} ago`);
+      text(
+        facts,
+        below(entry) ? `key ${key}` : `key ${key} · made ${words.length(entry.age_seconds)} ago`,
+      );
       text(pin, entry.pinned ? "Unpin" : "Pin");
       redraw(points, JSON.stringify(entry.checkpoints), () => chips(entry));
     },
@@ -128,8 +131,13 @@ async function explain(key, detail) {
 
 const badge = (flag) => el("span", { class: `badge ${flag}` }, flag);
 
+/** Whether an entry lies in a tier below the device alone; how old it is then is not known. */
+const below = (entry) => (entry.tier ?? "device") !== "device";
+
 function facts(entry) {
-  const parts = [`lane ${entry.lane}`, `used ${words.length(entry.idle_seconds)} ago`];
+  const parts = below(entry)
+    ? [`in the ${entry.tier} tier`]
+    : [`lane ${entry.lane}`, `used ${words.length(entry.idle_seconds)} ago`];
   if (entry.priority) parts.push(`priority ${entry.priority}`);
   return parts.join(" · ");
 }
@@ -156,7 +164,11 @@ function make(key) {
     if (!detail.node.hidden) explain(key, detail);
   });
   const update = (entry) => {
-    const flags = [entry.pinned ? "pinned" : "", entry.released ? "released" : ""].filter(Boolean);
+    const flags = [
+      below(entry) ? entry.tier : "",
+      entry.pinned ? "pinned" : "",
+      entry.released ? "released" : "",
+    ].filter(Boolean);
     redraw(badges, flags.join(), () => flags.map(badge));
     text(note, facts(entry));
     text(tokens, `${words.plural(entry.tokens, "token")} · ${words.plural(entry.hits, "hit")}`);
@@ -173,9 +185,11 @@ function make(key) {
   return { nodes: [node], update };
 }
 
+const onDevice = (pool) => pool.entries.filter((entry) => !below(entry));
+
 /** Bytes by use: [class, words, bytes, title]; what is shown is this tenant's alone. */
 export function uses(pool) {
-  const sum = (field) => pool.entries.reduce((total, entry) => total + entry[field], 0);
+  const sum = (field) => onDevice(pool).reduce((total, entry) => total + entry[field], 0);
   const { total, free, running } = pool.bytes;
   const kv = sum("kv_bytes");
   const image = sum("image_bytes");
@@ -199,7 +213,7 @@ function drawMemory(pool) {
   const { total, pinned } = pool.bytes;
   const said = rows.map(([, name, size]) => `${name} ${words.bytes(size)}`).join(", ");
   attribute(byId("memory"), "aria-label", `${words.bytes(total)} in all: ${said}`);
-  const held = pool.entries.map((entry) => [entry.key, entry.bytes, entry.pinned]);
+  const held = onDevice(pool).map((entry) => [entry.key, entry.bytes, entry.pinned]);
   const width = byId("memory").clientWidth || WIDTH;
   const signature = JSON.stringify([rows, pinned, held]);
   redraw(byId("memory"), `${width} ${signature}`, () => segments(pool, rows, total / width));
@@ -237,7 +251,7 @@ function segments(pool, rows, pixel) {
     return node;
   };
   const nodes = [true, false].flatMap((pinned) => {
-    const entries = pool.entries.filter((entry) => entry.pinned === pinned);
+    const entries = onDevice(pool).filter((entry) => entry.pinned === pinned);
     const small = entries.filter(({ bytes }) => bytes < LEAST * pixel);
     const rest = entries.filter(({ bytes }) => bytes >= LEAST * pixel);
     const groups = rest.map((entry) => group([entry], pinned));
@@ -265,9 +279,10 @@ let list;
 /** Draw everything that is retained under the present salt. */
 export function drawEntries(pool, salt) {
   list ??= new Keyed(byId("entry-list"), make);
-  const entries = [...pool.entries].sort(
-    (a, b) => a.age_seconds - b.age_seconds || (a.key < b.key ? -1 : 1),
-  );
+  const entries = [
+    ...onDevice(pool).sort((a, b) => a.age_seconds - b.age_seconds || (a.key < b.key ? -1 : 1)),
+    ...pool.entries.filter(below),
+  ];
   const drawn = all ? entries : entries.slice(0, SHOWN);
   largest = Math.max(1, ...entries.map(({ bytes }) => bytes));
   drawMemory(pool);

@@ -7,6 +7,7 @@ import { attribute, byId, el, redraw, show, text } from "./dom.js";
 import { connect, drawEntries, drawKinds } from "./entries.js";
 import { drawLanes } from "./lanes.js";
 import { drawRequests } from "./requests.js";
+import { drawTiers } from "./tiers.js";
 import * as words from "./words.js";
 
 const EVERY_MS = 1000;
@@ -100,6 +101,7 @@ function draw(pool) {
   drawWelcome(pool);
   drawLanes(pool);
   drawRate(pool);
+  drawTiers(pool);
   drawEntries(pool, currentSalt());
   drawRequests(pool.requests);
   drawSettings(pool);

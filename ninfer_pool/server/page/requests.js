@@ -21,7 +21,7 @@ function sentences(request) {
       "without reuse.";
   const taken = request.cached_tokens
     ? `${words.plural(request.cached_tokens, "prompt token")} reused, resumed ` +
-      `${words.path(request.reuse)}, and ${words.count(computed)} computed. ${exact}`
+      `${words.path(request.reuse)}${words.from(request.tier)}, and ${words.count(computed)} computed. ${exact}`
     : `All ${words.plural(computed, "prompt token")} computed.`;
   return [
     [means, parted].filter(Boolean).join(" "),
@@ -96,7 +96,7 @@ function make(key) {
     text(when, words.clock(request.arrived));
     text(prompt, words.count(request.prompt_tokens));
     reused.update(request);
-    text(path, words.path(request.reuse));
+    text(path, words.path(request.reuse) + words.from(request.tier));
     text(why, short);
     attribute(why, "title", means || null);
     attribute(row, "data-reason", request.reason);

@@ -64,6 +64,11 @@ export function path(reuse) {
   return kind ? `at a ${kind[1]} point` : reuse.replaceAll("_", " ");
 }
 
+/** Where a request resumed from, in words; nothing for the device. */
+export const from = (tier) => (!tier || tier === "device" ? "" : `, from ${TIERS[tier] ?? tier}`);
+
+const TIERS = { host: "host memory", disk: "disk" };
+
 // reason: [in short, what it means, what helps]
 const REASONS = {
   hit: [
@@ -98,8 +103,8 @@ const REASONS = {
     "had to make room",
     "More of it was retained once and is no longer: it had to make room for others, or its " +
       "time was over.",
-    "Give the pool more memory (--kv-budget), pin the entry, or send titles and other " +
-      "one-shots with retain_prefix: false.",
+    "Give the pool more memory (--kv-budget) or a tier below it (--host-budget, --disk-dir), " +
+      "pin the entry, or send titles and other one-shots with retain_prefix: false.",
   ],
   opted_out: [
     "did not ask for reuse",

@@ -1,0 +1,163 @@
+"""Entries as files: one is downloaded, kept or moved, and uploaded to where its weights are.
+
+A file is written to or read from a folder of its own for as long as it travels; nothing of it
+stays there, however the request ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from ninfer_pool.errors import StoreError
+from ninfer_pool.server.errors import ApiError, invalid
+from ninfer_pool.server.service import Service
+from ninfer_pool.sizes import format_bytes
+
+HEADER_BYTES = 48 << 20
+"""What a file's header takes at most."""
+TOKEN_BYTES = 4
+WRITE_BYTES = 1 << 20
+"""How much of an upload is gathered before it is written."""
+NO_SPACE = 507
+
+
+def most_bytes(service: Service) -> int:
+    """Return what the file of one entry takes at most: all that the device holds, and a header."""
+    config = service.runner.pool.config
+    page = config.page_bytes + config.page_tokens * TOKEN_BYTES
+    return config.num_pages * page + HEADER_BYTES
+
+
+async def download(service: Service, key: str, *, tokens: bool) -> Response:
+    """Return an entry as a file.
+
+    Raises:
+        ApiError: it has gone meanwhile, or there is no room for the file.
+    """
+    folder = await asyncio.to_thread(_folder)
+    path = folder / f"{key}.safetensors"
+    pool = service.runner.pool
+    try:
+        await service.between_steps(lambda: pool.save(key, path, tokens=tokens))
+    except BaseException as error:
+        await asyncio.to_thread(_forget, folder)
+        if isinstance(error, StoreError):
+            raise _unsaved(service, key, error) from None
+        raise
+    return _Passing(path, filename=path.name, media_type="application/octet-stream")
+
+
+def _unsaved(service: Service, key: str, error: StoreError) -> ApiError:
+    if not service.runner.pool.find(key):
+        return ApiError(404, f"no entry has the key {key!r}", param="key")
+    return ApiError(NO_SPACE, f"file: {error}")
+
+
+class _Passing(FileResponse):
+    """A file that is gone once it was sent, or once its client was."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _forget(Path(self.path).parent)
+
+
+async def upload(service: Service, request: HttpRequest, *, salt: str | None) -> dict[str, Any]:
+    """Retain the entry of the file that is a request's body; return what it holds.
+
+    Raises:
+        ApiError: too large, damaged, of another model or salt, or no room for it.
+    """
+    if not service.settings.retain:
+        raise ApiError(409, "file: this server keeps nothing (--no-prefix-reuse)")
+    folder = await asyncio.to_thread(_folder)
+    try:
+        path = folder / "upload"
+        await _receive(request, path, most=most_bytes(service))
+        key = await _load(service, path, salt)
+    finally:
+        await asyncio.to_thread(_forget, folder)
+    found = [info for info in service.runner.pool.find(key) if info.namespace.salt == salt]
+    if not found:
+        raise ApiError(503, f"entry {key}: it had to make room for others at once", param="key")
+    return {
+        "key": key,
+        "tokens": found[0].tokens,
+        "checkpoints": [
+            {"position": position, "kind": kind} for position, kind in found[0].checkpoints
+        ],
+    }
+
+
+async def _receive(request: HttpRequest, path: Path, *, most: int) -> None:
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated) > most:
+        raise _too_large(most)
+    gathered, length = bytearray(), 0
+    with path.open("xb") as file:
+        async for part in request.stream():
+            length += len(part)
+            if length > most:
+                raise _too_large(most)
+            gathered += part
+            if len(gathered) >= WRITE_BYTES:
+                await asyncio.to_thread(_write, file, bytes(gathered))
+                gathered.clear()
+        await asyncio.to_thread(_write, file, bytes(gathered))
+    if not length:
+        raise invalid("file: empty; needs what GET /pool/entries/{key}/file gave", param="file")
+
+
+def _write(file: Any, data: bytes) -> None:
+    try:
+        file.write(data)
+        file.flush()
+    except OSError as error:
+        raise ApiError(NO_SPACE, f"file: it cannot be kept: {error.strerror or error}") from None
+
+
+async def _load(service: Service, path: Path, salt: str | None) -> str:
+    pool = service.runner.pool
+    try:
+        await asyncio.to_thread(_check_salt, path, salt)
+        return await service.between_steps(lambda: pool.load(path))
+    except StoreError as error:
+        told = str(error).replace(f"{path}: ", "")
+        raise invalid(f"file: {told}", param="file") from None
+
+
+def _check_salt(path: Path, salt: str | None) -> None:
+    from ninfer_pool.tiers.disk.bundle import read_bundle
+
+    with read_bundle(path) as reader:
+        bundle = reader.bundle
+    if reader.has_tokens and bundle.namespace.salt != salt:
+        wanted = "the cache_salt that it was saved under" if bundle.salted else "no cache_salt"
+        raise ApiError(
+            403, f"cache_salt: the file is of another; send {wanted}", param="cache_salt"
+        )
+
+
+def _too_large(most: int) -> ApiError:
+    told = f"file: more than {most} bytes ({format_bytes(most)}), the most that an entry can take"
+    return ApiError(413, f"{told} here; needs a smaller one, or a larger --kv-budget")
+
+
+def _folder() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="ninfer-pool-"))  # its owner's alone
+    except OSError as error:
+        raise ApiError(NO_SPACE, f"file: no room for it: {error.strerror or error}") from None
+
+
+def _forget(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

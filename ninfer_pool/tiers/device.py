@@ -1,0 +1,176 @@
+"""The device's entries as a tier above others: what they are made of, and their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ninfer_pool import ways
+from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.pages import Pages
+from ninfer_pool.retained import Retained
+from ninfer_pool.tiers.parts import (
+    Draft,
+    DraftMark,
+    Image,
+    Part,
+    Run,
+    Stored,
+    clipped,
+    covering_end,
+    without_spares,
+)
+
+RUN_BYTES = 16 << 20
+"""Bytes of KV in one run at most, about: what is moved at a time."""
+
+
+def draft_of(retained: Retained, entry: Entry) -> Draft:
+    """Return an entry of the device as one that a tier may store. O(pages).
+
+    Checkpoints that were never stored learn here what they are made of.
+    """
+    every = sorted(retained.path_marks(entry), key=lambda mark: mark.position)
+    marks = without_spares(every)
+    compose(retained, marks)
+    tip = entry.tip
+    return Draft(
+        namespace=entry.namespace,
+        key=entry.key,
+        tokens=ways.sequence(tip.where, tip.position),
+        attributes=ways.attributes(tip.where, tip.position),
+        prompt_tokens=entry.prompt_tokens,
+        priority=entry.priority,
+        released=entry.released,
+        hits=entry.hits,
+        gap=entry.gap,
+        created=entry.created,
+        used=entry.used,
+        marks=[_draft_mark(mark) for mark in marks],
+    )
+
+
+def _draft_mark(mark: Checkpoint) -> DraftMark:
+    return DraftMark(
+        position=mark.position,
+        kind=mark.kind,
+        cuts=mark.cuts,
+        expires=mark.expires,
+        lane=mark.lane,
+        tick=mark.tick,
+        uses=mark.uses,
+        spare=mark.spare,
+        stored=mark.stored,
+    )
+
+
+def compose(retained: Retained, marks: list[Checkpoint]) -> None:
+    """Give every checkpoint of one way (ascending) its `Stored`; those that have one keep it.
+
+    What lies on the same pages as the deepest shares its runs. A partly filled page of another
+    computation becomes a run of its own, so that no image is ever paired with other KV.
+    """
+    config, tip = retained.config, marks[-1]
+    size = config.page_tokens
+    tokens = ways.sequence(tip.where, tip.position)
+    pages = tip.kv_pages(size)
+    line = {mark for mark in marks if _same_pages(mark, pages, size)}
+    if tip.stored is None:
+        upto, runs = tip.table.known
+        own = tip.tail >= 0 and tip.tail != tip.table.ids[tip.position // size]
+        line_end = tip.position // size * size if own else tip.position
+        upto = min(upto, line_end)
+        cuts = [mark.position for mark in marks if mark in line]
+        runs = clipped(runs, upto) + _new_runs(
+            tokens, upto, cuts, page_bytes=config.page_bytes, size=size
+        )
+        tip.table.known = (line_end, runs)
+        tip.stored = Stored(runs, _image(mark=tip))
+    whole_line = tip.stored.runs
+    for mark in marks:
+        if mark.stored is not None:
+            continue
+        if mark in line:
+            runs = clipped(whole_line, mark.position)
+        else:
+            edge = mark.position // size * size
+            upto, known = mark.table.known
+            if _shares_whole(mark, pages, size):
+                runs, upto = clipped(whole_line, edge), edge
+            else:
+                upto = min(upto, edge)
+                runs = clipped(known, upto)
+            runs += _new_runs(
+                tokens, upto, [mark.position], page_bytes=config.page_bytes, size=size
+            )
+        mark.stored = Stored(runs, _image(mark=mark))
+
+
+def _image(*, mark: Checkpoint) -> Image | None:
+    return Image() if mark.image >= 0 else None
+
+
+def _shares_whole(mark: Checkpoint, pages: Pages, size: int) -> bool:
+    whole = mark.position // size
+    return np.array_equal(mark.table.ids[:whole], pages[:whole])
+
+
+def _same_pages(mark: Checkpoint, pages: Pages, size: int) -> bool:
+    tail = mark.tail < 0 or mark.tail == pages[mark.position // size]
+    return bool(tail) and _shares_whole(mark, pages, size)
+
+
+def _new_runs(
+    tokens: bytes, begin: int, ends: list[int], *, page_bytes: int, size: int
+) -> tuple[Run, ...]:
+    """Return runs from ``begin`` that end at each of ``ends`` past it, none of them too large."""
+    most = max(1, RUN_BYTES // page_bytes) * size
+    runs: list[Run] = []
+    for end in sorted(end for end in set(ends) if end > begin):
+        while begin < end:
+            step = min(end, begin // size * size + most)
+            runs.append(Run(begin, tokens[4 * begin : 4 * step]))
+            begin = step
+    return tuple(runs)
+
+
+def pages_of(
+    retained: Retained, marks: Iterable[Checkpoint], parts: Iterable[Part]
+) -> dict[Part, list[int]]:
+    """Return the ids of the device pages that hold each part, of those that these marks have."""
+    size = retained.config.page_tokens
+    wanted = set(parts)
+    found: dict[Part, list[int]] = {}
+    for mark in sorted(marks, key=lambda mark: -mark.position):
+        stored: Stored | None = mark.stored
+        if stored is None or wanted.isdisjoint(stored.parts()):
+            continue
+        pages = mark.kv_pages(size)
+        for index, run in enumerate(stored.runs):
+            whole = run.end <= covering_end(stored.runs, index, mark.position)
+            if run in wanted and whole and run not in found:
+                found[run] = pages[run.begin // size : -(-run.end // size)].tolist()
+        if stored.image in wanted and stored.image is not None:
+            found[stored.image] = retained.ledger.pages_of_image(mark.image).tolist()
+    return found
+
+
+def draft_of_spare(retained: Retained, mark: Checkpoint) -> Draft:
+    """Return a superseded checkpoint as an entry of its own, whose conversation is over."""
+    compose(retained, [mark])
+    namespace = retained.namespace_of(mark.where)
+    return Draft(
+        namespace=namespace,
+        key=retained.key_of(namespace, mark),
+        tokens=ways.sequence(mark.where, mark.position),
+        attributes=ways.attributes(mark.where, mark.position),
+        prompt_tokens=0,
+        priority=0,
+        released=True,
+        hits=0,
+        gap=0,
+        created=mark.tick,
+        used=mark.tick,
+        marks=[_draft_mark(mark)],
+    )

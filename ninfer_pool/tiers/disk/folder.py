@@ -1,0 +1,387 @@
+"""The disk tier's folder, as its one writer sees it."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Condition, Lock
+
+from ninfer_pool import keys
+from ninfer_pool.errors import StoreError
+from ninfer_pool.namespace import Namespace
+from ninfer_pool.tiers.disk import manifest, runs
+from ninfer_pool.tiers.disk.files import Files, telling
+from ninfer_pool.tiers.disk.foreign import drop_foreign
+from ninfer_pool.tiers.disk.geometry import Bytes, Geometry, Pages, encode_geometry, same_base
+from ninfer_pool.tiers.disk.manifest import Blob, EntryRecord, RunBlob
+from ninfer_pool.tiers.disk.root import TEMPORARY, Root
+from ninfer_pool.tiers.disk.section import FOLDERS, GEOMETRY, File, Section, check_sum
+from ninfer_pool.tiers.disk.stream import Writer, equal_files
+
+
+class Folder:
+    """Whole entries on disk, of one geometry and base namespace.
+
+    Payload is written first (`write_run`, `write_image`), then its record is committed. Each
+    write is settled by one commit of a record that names it, or by `abandon`; a file lives as
+    long as a record or an unsettled write needs it. An entry that grew is replaced by committing
+    the new record and then removing the old one.
+
+    Opening reads manifests and token ids. What is damaged is removed and counted in ``damaged``;
+    what was half-written is removed and counted in ``reclaimed`` (files). Entries with another
+    fingerprint are left alone.
+
+    Thread-safe; payload is read and written without a lock.
+
+    Args:
+        path: made where it is missing.
+        geometry, namespace: of everything stored; the namespace's salt and adapter are ignored.
+        files: for tests.
+
+    Raises:
+        StoreError: in use by another process, no store, of another version, not writable.
+    """
+
+    def __init__(
+        self, path: Path, *, geometry: Geometry, namespace: Namespace, files: Files | None = None
+    ) -> None:
+        self.geometry = geometry
+        self.namespace = namespace
+        self._lock = Condition(Lock())
+        self._commits, self._foreign = Lock(), Lock()
+        self._running, self._closed = 0, False
+        self._unsettled: Counter[File] = Counter()
+        self._root = Root(Path(path), files or Files(), mode="make")
+        self._section = Section(self._root, geometry.fingerprint(namespace))
+        self._section.set_geometry(geometry, namespace)
+        try:
+            self._open()
+        except BaseException:
+            self._section.close()
+            self._root.close()
+            raise
+
+    def _open(self) -> None:
+        section, root = self._section, self._root
+        with telling(section.where):
+            root.files.make_subfolder(root.folder, section.fingerprint)
+            own = root.files.open_subfolder(root.folder, section.fingerprint)
+            try:
+                for name in FOLDERS:
+                    root.files.make_subfolder(own, name)
+                root.files.sync(own)
+            finally:
+                root.files.close(own)
+            root.files.sync(root.folder)
+        section.open_folders()
+        for name, folder in section.folders.items():
+            with telling(section.where / name):
+                root.files.tighten(folder)
+        self._write_geometry()
+        section.scan()
+        section.read_records(tokens="check")
+        self.damaged = len(section.damaged)
+        removed, _ = section.sweep()
+        self.reclaimed = max(0, removed - self.damaged)
+        self.bytes = root.tree_bytes()
+
+    def _write_geometry(self) -> None:
+        root, own = self._root, self._section.folders[""]
+        where = self._section.where / GEOMETRY
+        raw = encode_geometry(self.geometry, self.namespace)
+        with telling(self._section.where):
+            names = root.files.listing(own)
+        root.clean(own, names)
+        if names.get(GEOMETRY) == len(raw) and root.read(own, where, len(raw)) == raw:
+            return
+        root.replace(own, where, raw)
+
+    @property
+    def fingerprint(self) -> str:
+        """What names this geometry and namespace, 32 hexadecimal digits."""
+        return self._section.fingerprint
+
+    @property
+    def records(self) -> dict[str, EntryRecord]:
+        """Every committed record by its id; a copy."""
+        with self._lock:
+            return dict(self._section.records)
+
+    def tokens(self, record: EntryRecord) -> bytes:
+        """Return a record's token ids, int32; read from disk.
+
+        Raises:
+            StoreError: damaged.
+        """
+        with self._using():
+            return self._section.tokens(record)
+
+    def run_tokens(self, blob: RunBlob) -> bytes:
+        """Return a run's own token ids, int32; read from disk.
+
+        Raises:
+            StoreError: damaged.
+        """
+        with self._using():
+            return self._section.run_tokens(blob)
+
+    def run_bytes(self, begin: int, end: int) -> int:
+        """Return what the file of a run takes, in bytes."""
+        return runs.run_bytes(self.geometry, begin, end)
+
+    @property
+    def image_file_bytes(self) -> int:
+        """What the file of an image takes, in bytes."""
+        return runs.image_file_bytes(self.geometry)
+
+    def record_bytes(self, record: EntryRecord) -> int:
+        """Return what the manifest of a record takes, in bytes."""
+        return len(manifest.encode(record, self.fingerprint))
+
+    def write_run(self, *, begin: int, end: int, tokens: bytes, pages: Pages) -> RunBlob:
+        """Write the KV of token positions ``[begin, end)``.
+
+        Args:
+            tokens: their int32 ids.
+            pages: uint8 (page_bytes,) of each page that they touch, in order.
+
+        Raises:
+            StoreError: it cannot be written (a full disk), or what is given does not fit.
+        """
+        if not 0 <= begin < end <= manifest.MAX_TOKENS:
+            raise StoreError(f"run: [{begin}, {end}); needs 0 <= begin < end")
+        views = runs.pack(self.geometry, pages, begin=begin, end=end, tokens=tokens)
+        size = self.run_bytes(begin, end)
+        file, checksum = self._write("runs", views, size)
+        return RunBlob(
+            file=file, checksum=checksum, bytes=size, begin=begin, end=end,
+            tokens_checksum=keys.xxh3_128(tokens).hex(),
+        )  # fmt: skip
+
+    def write_image(self, data: Bytes) -> Blob:
+        """Write one continuation state, uint8 (image_bytes,).
+
+        Raises:
+            StoreError: as `write_run`.
+        """
+        runs.check_pages([data], 1, self.geometry.image_bytes)
+        views = [memoryview(runs.image_header(self.geometry)), data.data]
+        file, checksum = self._write("images", views, self.image_file_bytes)
+        return Blob(file=file, checksum=checksum, bytes=self.image_file_bytes)
+
+    def _write(self, folder: str, views: Iterable[memoryview], size: int) -> tuple[str, str]:
+        """Write a payload file and return its (name, checksum)."""
+        files, draft = self._root.files, TEMPORARY + secrets.token_hex(8)
+        with self._using() as section, telling(section.where / folder):
+            where = section.folders[folder]
+            self._grow(size)
+            try:
+                file = files.create(where, draft)
+                try:
+                    writer = Writer(files, file)
+                    writer.write(views)
+                    files.sync(file)
+                finally:
+                    files.close(file)
+                name = self._settle(folder, draft, writer.checksum, size)
+            except BaseException:
+                if self._root.forget(where, draft):
+                    self._grow(-size)
+                raise
+            return name, writer.checksum
+
+    def _settle(self, folder: str, draft: str, checksum: str, size: int) -> str:
+        """Give a file that is written its name, or drop it for one of the same bytes."""
+        section = self._section
+        for number in range(1_000_000):
+            file = (folder, f"{checksum}{f'-{number}' if number else ''}.safetensors")
+            with self._lock:
+                self._unsettled[file] += 1
+                section.uses[file] += 1
+                if file not in section.sizes:
+                    try:
+                        self._root.files.rename(section.folders[folder], draft, file[1])
+                    except OSError:
+                        self._unsettle(file)
+                        raise
+                    section.sizes[file] = size
+                    return file[1]
+            if self._same(folder, draft, file[1]):
+                if self._root.forget(section.folders[folder], draft):
+                    self._grow(-size)
+                return file[1]
+            self._let_go(file)
+        raise AssertionError("a million files of one checksum")
+
+    def _same(self, folder: str, one: str, other: str) -> bool:
+        files, where = self._root.files, self._section.folders[folder]
+        opened: list[int] = []
+        try:
+            opened.append(files.open(where, one))
+            opened.append(files.open(where, other))
+            return equal_files(files, *opened)
+        except (OSError, EOFError):
+            return False  # damaged; the new file stays
+        finally:
+            for file in opened:
+                files.close(file)
+
+    def abandon(self, blob: Blob) -> None:
+        """Settle a write that is not wanted after all."""
+        with self._using():
+            self._let_go(("runs" if isinstance(blob, RunBlob) else "images", blob.file))
+
+    def _let_go(self, file: File) -> None:
+        with self._lock:
+            if self._unsettled[file]:
+                self.bytes -= self._unsettle(file)
+
+    def _unsettle(self, file: File) -> int:
+        self._unsettled[file] -= 1
+        if not self._unsettled[file]:
+            del self._unsettled[file]
+        return self._section.let_go({file: 0})
+
+    def commit(self, record: EntryRecord) -> str:
+        """Write a record's manifest and return its id; durable when it returns.
+
+        Settles one write of each file that it names. Committing an equal record again changes
+        nothing.
+
+        Raises:
+            StoreError: it cannot be written, or does not fit what was written; nothing changed,
+                and its writes are still unsettled.
+        """
+        if not same_base(record.namespace, self.namespace):
+            raise StoreError("namespace: not this folder's, but for salt and adapter")
+        manifest.check(record, self.geometry)
+        raw = manifest.encode(record, self.fingerprint)
+        name, needs = manifest.identity(raw), record.files()
+        with self._using() as section, self._commits:
+            with self._lock:
+                for file, size in needs.items():
+                    if section.sizes.get(file) != size:
+                        raise StoreError(f"{'/'.join(file)}: not there; write it first")
+                section.uses.update(needs.keys())
+                known = name in section.records
+            try:
+                if not known:
+                    section.check_tokens(record)
+                    self._write_manifest(section, name, raw)
+            except BaseException:
+                with self._lock:
+                    self.bytes -= section.let_go(needs)
+                raise
+            with self._lock:
+                self._publish(section, name, record)
+        return name
+
+    def _write_manifest(self, section: Section, name: str, raw: bytes) -> None:
+        file = f"{name}.json"
+        with telling(section.where):
+            for folder in ("runs", "images"):
+                self._root.files.sync(section.folders[folder])
+        self._grow(len(raw))
+        try:
+            where = section.where / "entries" / file
+            self._root.replace(section.folders["entries"], where, raw)
+        except BaseException:
+            # Its name may be there already, and only be doubtful.
+            if self._root.forget(section.folders["entries"], file):
+                self._grow(-len(raw))
+            raise
+        with self._lock:
+            section.sizes["entries", file] = len(raw)
+
+    def _publish(self, section: Section, name: str, record: EntryRecord) -> None:
+        needs = record.files()
+        if name in section.records:  # then its files were counted twice
+            self.bytes -= section.let_go(needs)
+        section.records[name] = record
+        for file in needs:
+            if self._unsettled[file]:
+                self.bytes -= self._unsettle(file)
+
+    def remove(self, name: str) -> int:
+        """Remove a record, and the files that nothing else needs; returns the bytes freed.
+
+        Raises:
+            StoreError: no such record, or its manifest cannot be removed.
+        """
+        with self._using() as section, self._commits:
+            with self._lock:
+                if name not in section.records:
+                    raise StoreError(f"id: {name!r}; no such entry")
+                freed = section.drop(name)
+                self.bytes -= freed
+            with telling(section.where):
+                self._root.files.sync(section.folders["entries"])
+        return freed
+
+    def read_run(
+        self, blob: RunBlob, *, into: Pages, tokens: bytes, upto: int | None = None
+    ) -> None:
+        """Read a run into pages, touching only rows of positions ``[begin, min(end, upto))``.
+
+        Args:
+            into: writable uint8 (page_bytes,) of each page that those positions touch, in order.
+            tokens: the int32 ids that those positions must have.
+
+        Raises:
+            StoreError: damaged, or other tokens; then what is in ``into`` is of no use.
+        """
+        upto = blob.end if upto is None else upto
+        with self._using() as section, section.reading("runs", blob) as reader:
+            runs.unpack(
+                reader, self.geometry, begin=blob.begin, end=blob.end,
+                tokens=tokens, into=into, upto=upto,
+            )  # fmt: skip
+            check_sum(reader, blob)
+
+    def read_image(self, blob: Blob, into: Bytes) -> None:
+        """Read an image into uint8 (image_bytes,).
+
+        Raises:
+            StoreError: damaged; then what is in ``into`` is of no use.
+        """
+        with self._using() as section:
+            section.read_image(blob, into)
+
+    def drop_foreign(self, bytes_needed: int) -> int:
+        """Remove entries of other fingerprints, oldest first, until so many bytes are freed.
+
+        Folders that this version cannot read are left alone. Returns the bytes freed, maybe
+        fewer. O(foreign entries).
+        """
+        with self._using(), self._foreign:
+            freed = drop_foreign(self._root, self.fingerprint, bytes_needed)
+            self._grow(-freed)
+            return freed
+
+    def close(self) -> None:
+        """Wait for what is running, then give the folder back. Twice is once."""
+        with self._lock:
+            self._closed = True
+            self._lock.wait_for(lambda: not self._running)
+            self._section.close()
+            self._root.close()
+
+    @contextmanager
+    def _using(self) -> Iterator[Section]:
+        with self._lock:
+            if self._closed:
+                raise StoreError(f"{self._root.path}: closed")
+            self._running += 1
+        try:
+            yield self._section
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._lock.notify_all()
+
+    def _grow(self, count: int) -> None:
+        with self._lock:
+            self.bytes += count

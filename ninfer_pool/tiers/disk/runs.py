@@ -1,0 +1,229 @@
+"""Runs and images as files: what is in them, packed from pages and unpacked into pages.
+
+A file is a safetensors file whose header follows from the geometry and the positions alone, so
+a reader knows its every byte count beforehand and compares the header instead of parsing it.
+
+* run: ``tokens`` I32 (n,); then U8: ``head`` (rows of a first, partly covered page), ``pages``
+  (w, page_bytes), ``tail`` (rows of a last, partly covered page); what is empty is left out
+* image: ``image`` U8 (image_bytes,)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ninfer_pool.errors import StoreError
+from ninfer_pool.tiers.disk.geometry import Bytes, Geometry, Pages
+from ninfer_pool.tiers.disk.stream import Reader
+
+Tensors = list[tuple[str, str, tuple[int, ...], int]]
+"""(name, dtype, shape, bytes) of each."""
+
+
+class Rows(NamedTuple):
+    """The rows ``[first, last)`` of one page."""
+
+    first: int
+    last: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """How token positions ``[begin, end)`` lie on pages.
+
+    ``head`` and ``tail`` are the rows of a first and last page that are only partly covered,
+    None where there is none; ``whole`` counts the pages between. What lies within one page is a
+    head if it begins inside the page, else a tail.
+    """
+
+    page_tokens: int
+    head: Rows | None
+    whole: int
+    tail: Rows | None
+
+    @classmethod
+    def of(cls, begin: int, end: int, page_tokens: int) -> Span:
+        """Split ``[begin, end)``; an ``end`` before ``begin`` is taken as ``begin``. O(1)."""
+        edge, end = -(-begin // page_tokens) * page_tokens, max(begin, end)
+        head = None
+        if begin < min(edge, end):
+            start = edge - page_tokens
+            head = Rows(begin - start, min(end, edge) - start, whole=False)
+        whole, left = divmod(max(0, end - edge), page_tokens)
+        tail = Rows(0, left, whole=False) if left else None
+        return cls(page_tokens=page_tokens, head=head, whole=whole, tail=tail)
+
+    def rows(self) -> list[Rows]:
+        """Return the rows on each page that it touches. O(pages)."""
+        head = [] if self.head is None else [self.head]
+        tail = [] if self.tail is None else [self.tail]
+        return head + [Rows(0, self.page_tokens, whole=True)] * self.whole + tail
+
+
+def header_of(tensors: Tensors, *, metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return a safetensors header as the library writes it; empty tensors are left out."""
+    found: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
+    at = 0
+    for name, dtype, shape, size in tensors:
+        if size:
+            found[name] = {"dtype": dtype, "shape": shape, "data_offsets": (at, at + size)}
+            at += size
+    raw = json.dumps(found, separators=(",", ":")).encode("ascii")
+    raw += b" " * (-len(raw) % 8)
+    return len(raw).to_bytes(8, "little") + raw
+
+
+def run_header(geometry: Geometry, begin: int, end: int) -> bytes:
+    """Return the header of the file of a run. O(1)."""
+    span, count = Span.of(begin, end, geometry.page_tokens), end - begin
+    head, tail = (_stored_bytes(geometry, part) if part else 0 for part in (span.head, span.tail))
+    return header_of(
+        [
+            ("tokens", "I32", (count,), 4 * count),
+            ("head", "U8", (head,), head),
+            ("pages", "U8", (span.whole, geometry.page_bytes), span.whole * geometry.page_bytes),
+            ("tail", "U8", (tail,), tail),
+        ]
+    )
+
+
+def run_bytes(geometry: Geometry, begin: int, end: int) -> int:
+    """Return the bytes of the file of a run. O(1)."""
+    span = Span.of(begin, end, geometry.page_tokens)
+    parts = sum(_stored_bytes(geometry, part) for part in (span.head, span.tail) if part)
+    header = len(run_header(geometry, begin, end))
+    return header + 4 * (end - begin) + parts + span.whole * geometry.page_bytes
+
+
+def image_header(geometry: Geometry) -> bytes:
+    """Return the header of the file of an image."""
+    size = geometry.image_bytes
+    return header_of([("image", "U8", (size,), size)])
+
+
+def image_file_bytes(geometry: Geometry) -> int:
+    """Return the bytes of the file of an image."""
+    return len(image_header(geometry)) + geometry.image_bytes
+
+
+def pack(
+    geometry: Geometry, pages: Pages, *, begin: int, end: int, tokens: bytes
+) -> Iterator[memoryview]:
+    """Yield the bytes of a run's file, in order; whole pages without a copy.
+
+    Args:
+        pages: uint8 (page_bytes,) of each page that ``[begin, end)`` touches, in order.
+        tokens: the int32 ids of ``[begin, end)``.
+    """
+    rows = Span.of(begin, end, geometry.page_tokens).rows()
+    check_pages(pages, len(rows), geometry.page_bytes)
+    if len(tokens) != 4 * (end - begin):
+        raise StoreError(f"tokens: {len(tokens)} bytes for positions {begin} to {end}; needs int32")
+    yield memoryview(run_header(geometry, begin, end))
+    yield memoryview(tokens)
+    for page, (first, last, whole) in zip(pages, rows, strict=True):
+        yield (page if whole else geometry.take(page, first, last)).data
+
+
+def check_pages(pages: Pages, count: int, page_bytes: int) -> None:
+    """Say no to other than ``count`` contiguous pages of uint8 (page_bytes,).
+
+    Raises:
+        StoreError: names what is off.
+    """
+    if len(pages) != count:
+        raise StoreError(f"pages: {len(pages)}; the positions lie on {count}")
+    for page in pages:
+        fits = page.dtype == np.uint8 and page.shape == (page_bytes,) and page.flags.c_contiguous
+        if not fits:
+            raise StoreError(
+                f"pages: {page.dtype} of shape {page.shape}; needs contiguous uint8 ({page_bytes},)"
+            )
+
+
+def unpack(
+    reader: Reader,
+    geometry: Geometry,
+    *,
+    begin: int,
+    end: int,
+    tokens: bytes,
+    into: Pages,
+    upto: int,
+) -> None:
+    """Read a run's file into pages, touching only rows of positions ``[begin, upto)``.
+
+    The whole file is read, for its checksum, which the caller compares afterwards: until then
+    what is in ``into`` is not to be trusted. Whole pages are read in place; at most two pages
+    and one batch are held besides.
+
+    Args:
+        tokens: int32 ids from ``begin`` on, of at least ``[begin, upto)``.
+        into: writable uint8 (page_bytes,) of each page that ``[begin, upto)`` touches.
+
+    Raises:
+        StoreError: the header or the tokens are others; then nothing was touched.
+    """
+    stored = Span.of(begin, end, geometry.page_tokens).rows()
+    wanted = Span.of(begin, min(end, upto), geometry.page_tokens).rows()
+    check_pages(into, len(wanted), geometry.page_bytes)
+    _check_beginning(reader, geometry, begin=begin, end=end, tokens=tokens, upto=min(end, upto))
+    views: list[memoryview] = []
+    late: list[tuple[int, Bytes]] = []
+    for index, rows in enumerate(wanted):
+        if stored[index].whole and (rows.whole or geometry.rows is None):
+            views.append(into[index].data)
+            continue
+        scratch = np.empty(_stored_bytes(geometry, stored[index]), dtype=np.uint8)
+        views.append(scratch.data)
+        late.append((index, scratch))
+    reader.read(views)
+    reader.skip(run_bytes(geometry, begin, end) - reader.offset)
+    for index, scratch in late:
+        rows, held = wanted[index], stored[index]
+        packed = geometry.take(scratch, rows.first, rows.last) if held.whole else scratch
+        of = rows if held.whole else held
+        geometry.put(into[index], packed, rows=(rows.first, rows.last), of=(of.first, of.last))
+
+
+def read_tokens(reader: Reader, geometry: Geometry, *, begin: int, end: int) -> bytearray:
+    """Read a run's file up to the end of its tokens and return them, int32.
+
+    Raises:
+        StoreError: the header is another.
+    """
+    expected = run_header(geometry, begin, end)
+    header, tokens = bytearray(len(expected)), bytearray(4 * (end - begin))
+    reader.read([memoryview(header), memoryview(tokens)])
+    if header != expected:
+        raise StoreError("header: not that of the run that it should hold")
+    return tokens
+
+
+def unpack_image(reader: Reader, geometry: Geometry, into: Bytes) -> None:
+    """Read an image's file into uint8 (image_bytes,); as `unpack`."""
+    check_pages([into], 1, geometry.image_bytes)
+    expected = image_header(geometry)
+    header = bytearray(len(expected))
+    reader.read([memoryview(header)])
+    if header != expected:
+        raise StoreError("header: not that of an image")
+    reader.read([into.data])
+
+
+def _stored_bytes(geometry: Geometry, rows: Rows) -> int:
+    return geometry.page_bytes if rows.whole else geometry.part_bytes(rows.last - rows.first)
+
+
+def _check_beginning(
+    reader: Reader, geometry: Geometry, *, begin: int, end: int, tokens: bytes, upto: int
+) -> None:
+    found = read_tokens(reader, geometry, begin=begin, end=end)
+    if len(tokens) < 4 * (upto - begin) or not found.startswith(tokens):
+        raise StoreError(f"tokens: not those of positions {begin} to {upto}")

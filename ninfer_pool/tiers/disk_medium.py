@@ -1,0 +1,266 @@
+"""A folder on disk as a tier's medium."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from ninfer_pool.config import PoolConfig
+from ninfer_pool.errors import StoreError
+from ninfer_pool.tiers.disk.folder import Folder
+from ninfer_pool.tiers.disk.geometry import Geometry, same_base
+from ninfer_pool.tiers.disk.manifest import Blob, EntryRecord, MarkRecord, RunBlob
+from ninfer_pool.tiers.parts import Draft, DraftMark, Image, Part, Run, Stored
+from ninfer_pool.tiers.payload import Payload, Row, Source
+
+MANIFEST_BYTES = 2048
+MARK_BYTES = 640
+RUN_BYTES = 320
+"""What a manifest takes at most, about: once, for each checkpoint, for each run."""
+
+
+class DiskMedium:
+    """The medium of the disk tier: see `Folder`. ``used`` counts every byte below the folder."""
+
+    def __init__(self, folder: Folder, config: PoolConfig, *, budget_bytes: int) -> None:
+        self.folder = folder
+        self.budget = budget_bytes
+        self._config = config
+        self._clock = config.clock
+        records = folder.records.values()
+        self._first = max((record.used for record in records), default=0) + len(records) + 1
+        """Where this process's ticks begin in the order of use that outlives it."""
+
+    @property
+    def used(self) -> int:
+        """Bytes of all files below the folder."""
+        return self.folder.bytes
+
+    def size(self, part: Part) -> int:
+        """Return the bytes that a part's file takes."""
+        if isinstance(part, Run):
+            return self.folder.run_bytes(part.begin, part.end)
+        return self.folder.image_file_bytes
+
+    def overhead(self, draft: Draft) -> int:
+        """Return the bytes of the manifest, at most."""
+        runs = {part for mark in draft.marks for part in mark.stored.runs}
+        extra = sum(
+            4 * len(mark.cuts or ()) * 3 + 8 * len(mark.stored.runs) for mark in draft.marks
+        )
+        beside = sum(64 + 2 * len(payload) for _, payload in draft.attributes)
+        count = MARK_BYTES * len(draft.marks) + RUN_BYTES * len(runs)
+        return MANIFEST_BYTES + count + extra + beside
+
+    def takes(self, draft: Draft) -> bool:
+        """Say whether an entry is of the model that this folder is for."""
+        return same_base(draft.namespace, self.folder.namespace)
+
+    def write(self, part: Part, source: Source) -> Blob:
+        """Write a part's file.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        rows = source.rows(part)
+        if isinstance(part, Run):
+            return self.folder.write_run(
+                begin=part.begin, end=part.end, tokens=part.tokens, pages=rows
+            )
+        return self.folder.write_image(np.concatenate(rows)[: self._config.image_bytes])
+
+    def reclaim(self, size: int) -> None:
+        """Remove what other models left here, until ``size`` more bytes fit or none is left."""
+        excess = self.used + size - self.budget
+        if excess > 0:
+            with suppress(StoreError):
+                self.folder.drop_foreign(excess)
+
+    def views(self, place: Blob) -> None:
+        """None: it lies on disk."""
+
+    def read(
+        self, part: Part, place: Blob, into: Sequence[Row], *, tokens: bytes, upto: int
+    ) -> None:
+        """Read and verify a part's file.
+
+        Raises:
+            StoreError: it is damaged.
+        """
+        if isinstance(place, RunBlob):
+            self.folder.read_run(place, into=into, tokens=tokens, upto=upto)
+            return
+        buffer = np.empty(self._config.image_bytes, dtype=np.uint8)
+        self.folder.read_image(place, buffer)
+        size = self._config.page_bytes
+        for index, row in enumerate(into):
+            piece = buffer[index * size : (index + 1) * size]
+            row[: len(piece)] = piece
+            row[len(piece) :] = 0
+
+    def free(self, place: Blob) -> None:
+        """Give up a file that no record names; the folder counts the records itself."""
+        with suppress(StoreError):
+            self.folder.abandon(place)
+
+    def commit(self, draft: Draft, places: dict[Part, Blob]) -> str:
+        """Write an entry's manifest; durable when it returns.
+
+        Raises:
+            StoreError: it cannot be written; the entry is not there.
+        """
+        runs = list(dict.fromkeys(run for mark in draft.marks for run in mark.stored.runs))
+        index = {run: at for at, run in enumerate(runs)}
+        return self.folder.commit(
+            EntryRecord(
+                namespace=draft.namespace,
+                key=draft.key,
+                tokens=draft.marks[-1].position,
+                prompt_tokens=draft.prompt_tokens,
+                priority=draft.priority,
+                hits=draft.hits,
+                gap=draft.gap,
+                used=self._first + draft.used,
+                created=time.time(),
+                released=draft.released,
+                attributes=tuple(draft.attributes),
+                runs=tuple(_run_blob(places[run]) for run in runs),
+                marks=tuple(self._mark(mark, places, index) for mark in draft.marks),
+            )
+        )
+
+    def _mark(self, mark: DraftMark, places: dict[Part, Blob], index: dict[Run, int]) -> MarkRecord:
+        image = mark.stored.image
+        return MarkRecord(
+            position=mark.position,
+            kind=mark.kind,
+            cuts=mark.cuts,
+            expires=to_wall(mark.expires, self._clock),
+            runs=tuple(index[run] for run in mark.stored.runs),
+            image=None if image is None else places[image],
+        )
+
+    def remove(self, name: str) -> None:
+        """Remove an entry's manifest, and the files that no other names."""
+        with suppress(StoreError):  # a file system that fails now: it is gone for this process
+            self.folder.remove(name)
+
+    def found(self) -> Iterator[tuple[str, Draft, dict[Part, Blob]]]:
+        """Yield what the folder holds, least recently used first, and where its parts lie.
+
+        Files that several entries name become one part. Reads token ids, no payload.
+        """
+        parts: dict[str, Part] = {}
+        known: dict[tuple[Part | None, ...], Stored] = {}
+        records = sorted(self.folder.records.items(), key=lambda item: item[1].used)
+        for number, (name, record) in enumerate(records):
+            places: dict[Part, Blob] = {}
+            try:
+                runs = [self._run(parts, places, blob) for blob in record.runs]
+                tokens = self.folder.tokens(record)
+            except StoreError:
+                self.remove(name)
+                continue
+            marks = [
+                _draft_mark(
+                    mark,
+                    _stored(known, runs, mark, parts, places),
+                    expires=from_wall(mark.expires, self._clock),
+                    tick=number - len(records),
+                )
+                for mark in record.marks
+            ]
+            if any(mark.expires is not None and self._clock is None for mark in marks):
+                continue  # its time cannot be told here
+            yield name, _draft(record, tokens, marks, tick=number - len(records)), places
+
+    def _run(self, parts: dict[str, Part], places: dict[Part, Blob], blob: RunBlob) -> Run:
+        part = parts.get(f"runs/{blob.file}")
+        if not isinstance(part, Run):
+            part = Run(blob.begin, self.folder.run_tokens(blob))
+            parts[f"runs/{blob.file}"] = part
+        places[part] = blob
+        return part
+
+
+def _run_blob(blob: Blob) -> RunBlob:
+    assert isinstance(blob, RunBlob), "a run in an image's file"
+    return blob
+
+
+def _stored(
+    known: dict[tuple[Part | None, ...], Stored],
+    runs: list[Run],
+    mark: MarkRecord,
+    parts: dict[str, Part],
+    places: dict[Part, Blob],
+) -> Stored:
+    own = [runs[at] for at in mark.runs]
+    image = None
+    if mark.image is not None:
+        part = parts.setdefault(f"images/{mark.image.file}", Image())
+        assert isinstance(part, Image), "an image in a run's file"
+        places[part] = mark.image
+        image = part
+    return known.setdefault((*own, image), Stored(own, image))
+
+
+def _draft_mark(mark: MarkRecord, stored: Stored, *, expires: float | None, tick: int) -> DraftMark:
+    return DraftMark(
+        position=mark.position,
+        kind=mark.kind,
+        cuts=mark.cuts,
+        expires=expires,
+        lane=0,
+        tick=tick,
+        uses=0,
+        spare=False,
+        stored=stored,
+    )
+
+
+def _draft(record: EntryRecord, tokens: bytes, marks: list[DraftMark], *, tick: int) -> Draft:
+    return Draft(
+        namespace=record.namespace,
+        key=record.key,
+        tokens=tokens,
+        attributes=list(record.attributes),
+        prompt_tokens=record.prompt_tokens,
+        priority=record.priority,
+        released=record.released,
+        hits=record.hits,
+        gap=record.gap,
+        created=tick,
+        used=tick,
+        marks=marks,
+    )
+
+
+def to_wall(expires: float | None, clock: Callable[[], float] | None) -> float | None:
+    """Return a deadline of the pool's clock as seconds of the wall clock; None for never."""
+    if expires is None or clock is None or expires == float("inf"):
+        return None
+    return time.time() + expires - clock()
+
+
+def from_wall(expires: float | None, clock: Callable[[], float] | None) -> float | None:
+    """Return a deadline of the wall clock as one of the pool's clock."""
+    if expires is None or clock is None:
+        return expires
+    return clock() + expires - time.time()
+
+
+def geometry_of(config: PoolConfig, payload: Payload) -> Geometry:
+    """Return what a pool's pages and images mean, for files."""
+    return Geometry(
+        page_bytes=config.page_bytes,
+        page_tokens=config.page_tokens,
+        image_bytes=config.image_bytes,
+        grid=config.grid,
+        min_chunk=config.min_chunk,
+        layout=payload.layout,
+        rows=payload.regions,
+    )

@@ -1,0 +1,317 @@
+"""Down: what the device has no room for, and what of it is stored ahead of time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.tiers.device import compose, draft_of, draft_of_spare, pages_of
+from ninfer_pool.tiers.disk_medium import DiskMedium
+from ninfer_pool.tiers.parts import Draft, Part, Record
+from ninfer_pool.tiers.payload import Payload, Row, Source
+from ninfer_pool.tiers.shelf import Shelf
+from ninfer_pool.tiers.sources import DeviceSource, ShelfSource, StagedSource
+from ninfer_pool.tiers.storing import storing
+from ninfer_pool.tiers.worker import Worker
+
+if TYPE_CHECKING:
+    from ninfer_pool.pool import PrefixPool
+
+AHEAD = 8
+"""What is next to go is stored ahead of time, until this part of a tier is free or has its copy
+below."""
+LATE_SECONDS = 0.25
+"""What was not stored ahead of time is stored late, unless that would take longer than this."""
+STAGED_BYTES = 256 << 20
+"""Bytes in flight at most between a device without a host tier and the disk."""
+
+
+class Descent:
+    """Moves whole entries to tiers below. Called under the pool's lock but for `step`."""
+
+    def __init__(
+        self,
+        pool: PrefixPool,
+        payload: Payload | None,
+        shelves: Sequence[Shelf],
+        *,
+        background: bool,
+    ) -> None:
+        self.pool = pool
+        self.payload = payload
+        self.shelves = shelves
+        self.background = background
+        self.worker = Worker(background=background)
+        self._job: Generator[int, None, Record | None] | None = None
+        self._job_marks: list[Checkpoint] = []
+        self._drafts: dict[int, Draft] = {}
+        self._scanned = -1
+        for upper, lower in pairwise(shelves):
+            upper.on_evict = _descending(self, upper, lower)
+
+    @property
+    def tick(self) -> int:
+        """The pool's clock."""
+        return self.pool.retained.tick
+
+    def related(self, tokens: bytes) -> Iterable[Draft]:
+        """Yield what is being stored of what this sequence continues, or is continued by."""
+        for draft in list(self._drafts.values()):
+            size = min(len(draft.tokens), len(tokens))
+            if draft.tokens[:size] == tokens[:size]:
+                yield draft
+
+    def every(self) -> Iterable[Draft]:
+        """Yield all that is being stored."""
+        return list(self._drafts.values())
+
+    def leaving(self, entry: Entry | None, mark: Checkpoint) -> None:
+        """Store what is about to go from the device, unless it is stored already."""
+        shelf = self.shelves[0]
+        if mark.stored is not None and shelf.holds(mark.stored):
+            shelf.seen(mark.stored, tick=mark.tick)
+            return
+        if mark in self._job_marks:
+            self._finish_job()
+            if shelf.holds(mark.stored):
+                return
+        if any(draft.marks[-1].stored is mark.stored for draft in self.every()):
+            return  # the worker is storing it, from a copy
+        if entry is None and not shelf.keeps_spares:
+            return
+        if entry is not None:
+            draft = draft_of(self.pool.retained, entry)
+            marks = list(self.pool.retained.path_marks(entry))
+        else:
+            draft, marks = draft_of_spare(self.pool.retained, mark), [mark]
+        self._store_first(shelf, draft, marks)
+
+    def _store_first(self, shelf: Shelf, draft: Draft, marks: Sequence[Checkpoint]) -> None:
+        """Store an entry of the device; to disk by way of memory, where there is a thread."""
+        source = self._device_source(shelf, draft, marks)
+        if not (self.background and isinstance(shelf.medium, DiskMedium)):
+            self.store_now(shelf, draft, source)
+            return
+        size = sum(shelf.medium.size(part) for part in source.pages)
+        if self.worker.busy or size > STAGED_BYTES:
+            if self._too_late(shelf, size):
+                shelf.traffic.dropped += 1
+            else:
+                self.store_now(shelf, draft, source)
+            return
+        staged = StagedSource({part: _copied(source.rows(part)) for part in source.pages})
+        self.worker.submit(lambda: self.store_now(shelf, draft, staged))
+
+    def whole(self, entry: Entry) -> tuple[Draft, DeviceSource]:
+        """Return an entry of the device and where every part of it lies there."""
+        draft = draft_of(self.pool.retained, entry)
+        marks = list(self.pool.retained.path_marks(entry))
+        return draft, self._source(draft, marks, lambda: list(draft.parts()))
+
+    def _device_source(
+        self, shelf: Shelf, draft: Draft, marks: Sequence[Checkpoint]
+    ) -> DeviceSource:
+        """Return where the parts of ``draft`` lie on the device that ``shelf`` lacks."""
+        return self._source(draft, marks, lambda: shelf.missing(draft.parts()))
+
+    def _source(
+        self, draft: Draft, marks: Sequence[Checkpoint], wanted: Callable[[], list[Part]]
+    ) -> DeviceSource:
+        retained = self.pool.retained
+        source = DeviceSource(self.payload, self.pool.config)
+        source.pages = pages_of(retained, marks, wanted())
+        if len(source.pages) < len(wanted()):  # cut short since it was stored: made of new runs
+            stored = {mark.stored for mark in draft.marks}
+            fresh = sorted(marks, key=lambda mark: mark.position)
+            fresh = [mark for mark in fresh if mark.stored in stored]
+            for mark in fresh:
+                mark.stored = None
+                mark.table.known = (0, ())
+            compose(retained, fresh)
+            for drafted, mark in zip(draft.marks, fresh, strict=True):
+                drafted.stored = mark.stored
+            source.pages = pages_of(retained, marks, wanted())
+        return source
+
+    def descend(self, upper: Shelf, lower: Shelf, record: Record) -> None:
+        """A record is about to leave ``upper`` for room."""
+        stored = record.tip.stored
+        if lower.holds(stored):
+            lower.seen(stored, tick=record.tip.tick)
+        elif len(record.marks) == 1 and record.entry.released and not lower.keeps_spares:
+            return  # a superseded checkpoint on its own
+        elif self._too_late(lower, record.entry.bytes):
+            lower.traffic.dropped += 1
+        else:
+            draft = upper.draft(record, spares=lower.keeps_spares)
+            self.store_now(lower, draft, ShelfSource(upper))
+
+    def _too_late(self, shelf: Shelf, size: int) -> bool:
+        """Say whether a request would wait too long for something to be stored before it goes."""
+        return self.background and shelf.write_seconds(size) > LATE_SECONDS
+
+    def store_now(self, shelf: Shelf, draft: Draft, source: Source) -> None:
+        """Store an entry at once."""
+        for _ in self._storing(shelf, draft, source):
+            pass
+
+    def _storing(
+        self, shelf: Shelf, draft: Draft, source: Source
+    ) -> Generator[int, None, Record | None]:
+        medium = shelf.medium
+        if isinstance(medium, DiskMedium) and not medium.takes(draft):
+            return None
+        self._drafts[id(draft)] = draft
+        try:
+            lock, tick = self.pool.lock, self.tick
+            return (yield from storing(shelf, draft, source, lock=lock, tick=tick))
+        finally:
+            self._drafts.pop(id(draft), None)
+
+    # -- ahead of time ---------------------------------------------------------------------
+
+    def step(self, *, max_bytes: int = 8 << 20) -> bool:
+        """Store some of what is next to go, up to about ``max_bytes``; False: nothing is due.
+
+        Call it between steps of the engine, on its thread. O(1) where nothing is due.
+        """
+        if not self.shelves:
+            return False
+        with self.pool.lock:
+            if self._job is None and not self._begin_job():
+                return self._tidy_host()
+            moved = 0
+            while self._job is not None and moved < max_bytes:
+                if any(mark.path is None for mark in self._job_marks):
+                    self._end_job()
+                    break
+                try:
+                    moved += next(self._job)
+                except StopIteration:
+                    self._job, self._job_marks = None, []
+            return True
+
+    def _finish_job(self) -> None:
+        if self._job is not None:
+            for _ in self._job:
+                pass
+        self._job, self._job_marks = None, []
+
+    def _end_job(self) -> None:
+        if self._job is not None:
+            self._job.close()
+        self._job, self._job_marks = None, []
+
+    def _begin_job(self) -> bool:
+        """Begin to store the entry that goes next and is not stored; False: there is none."""
+        retained, config = self.pool.retained, self.pool.config
+        if retained.version == self._scanned:
+            return False
+        if self.background and self.worker.busy and len(self.shelves) == 1:
+            return False
+        margin = max(config.retained_pages // AHEAD, 2 * (1 + config.image_pages))
+        slack = min(retained.ledger.free, config.retained_pages - retained.ledger.retained)
+        shelf = self.shelves[0]
+        for entry in retained.ranking.order(retained.tick):
+            if slack >= margin:
+                break
+            slack += entry.bytes // config.page_bytes
+            tip = entry.tip
+            if tip.guards or (tip.stored is not None and shelf.holds(tip.stored)):
+                continue
+            self._begin(shelf, entry)
+            return True
+        self._scanned = retained.version
+        return False
+
+    def _begin(self, shelf: Shelf, entry: Entry) -> None:
+        retained = self.pool.retained
+        draft = draft_of(retained, entry)
+        marks = list(retained.path_marks(entry))
+        if self.background and isinstance(shelf.medium, DiskMedium):
+            self._store_first(shelf, draft, marks)
+            return
+        source = self._device_source(shelf, draft, marks)
+        self._job = self._storing(shelf, draft, source)
+        wanted = {mark.stored for mark in draft.marks}
+        self._job_marks = [mark for mark in marks if mark.stored in wanted]
+
+    def _tidy_host(self) -> bool:
+        """Let the worker write what goes next from host memory to disk."""
+        if len(self.shelves) < 2 or self.worker.busy:
+            return False
+        upper, lower = self.shelves
+        margin = upper.medium.budget // AHEAD
+        slack = upper.medium.budget - upper.medium.used
+        for record in upper.order(self.tick):
+            if slack >= margin:
+                return False
+            slack += record.entry.bytes
+            if not lower.holds(record.tip.stored):
+                draft = upper.draft(record, spares=lower.keeps_spares)
+                self._submit(upper, lower, draft)
+                return True
+        return False
+
+    def _submit(self, upper: Shelf, lower: Shelf, draft: Draft) -> None:
+        """Copy an entry from one tier to another off this thread; its parts stay meanwhile."""
+        parts = draft.parts()
+        upper.hold(parts)
+
+        def work() -> None:
+            try:
+                self.store_now(lower, draft, ShelfSource(upper))
+            finally:
+                with self.pool.lock:
+                    upper.drop(parts)
+
+        self.worker.submit(work)
+
+    # -- at the end ------------------------------------------------------------------------
+
+    def flush(self, deadline: float | None) -> int:
+        """See `Tiers.flush`."""
+        if not self.shelves or not isinstance(self.shelves[-1].medium, DiskMedium):
+            return 0
+        self.worker.wait()
+        left, disk = 0, self.shelves[-1]
+        with self.pool.lock:
+            self._end_job()
+            every = self.pool.retained.entries.values()
+            for entry in sorted(every, key=lambda entry: entry.tip.tick, reverse=True):
+                if entry.tip.stored is None or not disk.holds(entry.tip.stored):
+                    left += not (_before(deadline) and self._flush_entry(disk, entry))
+            for upper in self.shelves[:-1]:
+                for record in reversed(list(upper.order(self.tick))):
+                    here = record.entry.identity in upper.records
+                    alone = len(record.marks) == 1 and record.entry.released
+                    if here and not alone and not disk.holds(record.tip.stored):
+                        left += not (_before(deadline) and self._flush_record(upper, disk, record))
+        return left
+
+    def _flush_entry(self, disk: Shelf, entry: Entry) -> bool:
+        draft = draft_of(self.pool.retained, entry)
+        marks = list(self.pool.retained.path_marks(entry))
+        self.store_now(disk, draft, self._device_source(disk, draft, marks))
+        return disk.holds(entry.tip.stored)
+
+    def _flush_record(self, upper: Shelf, disk: Shelf, record: Record) -> bool:
+        self.store_now(disk, upper.draft(record, spares=False), ShelfSource(upper))
+        return disk.holds(record.tip.stored)
+
+
+def _before(deadline: float | None) -> bool:
+    return deadline is None or time.monotonic() < deadline
+
+
+def _descending(down: Descent, upper: Shelf, lower: Shelf) -> Callable[[Record], None]:
+    return lambda record: down.descend(upper, lower, record)
+
+
+def _copied(rows: Sequence[Row]) -> list[Row]:
+    return list(np.stack(rows)) if rows else []

@@ -1,0 +1,73 @@
+"""Where a tier's payload lies, as its shelf asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ninfer_pool.tiers.parts import Draft, Part
+from ninfer_pool.tiers.payload import Row, Source
+
+
+class Medium(Protocol):
+    """Where a shelf's payload lies."""
+
+    @property
+    def budget(self) -> int:
+        """Bytes that may be taken."""
+
+    @property
+    def used(self) -> int:
+        """Bytes taken."""
+
+    def size(self, part: Part) -> int:
+        """Return the bytes that a part will take."""
+
+    def overhead(self, draft: Draft) -> int:
+        """Return the bytes that an entry takes beside its parts, at most."""
+
+    def reclaim(self, size: int) -> None:
+        """Let go of what is of no use here, where less than ``size`` is free."""
+
+    def write(self, part: Part, source: Source) -> Any:
+        """Store a part; return where it lies."""
+
+    def views(self, place: Any) -> Sequence[Row] | None:
+        """Return a part's pages where they lie in memory."""
+
+    def read(
+        self, part: Part, place: Any, into: Sequence[Row], *, tokens: bytes, upto: int
+    ) -> None:
+        """Fill ``into`` with a part's pages, of a run only the rows below ``upto``.
+
+        Raises:
+            StoreError: what is there is not what was stored.
+        """
+
+    def free(self, place: Any) -> None:
+        """Give back what no entry uses any more."""
+
+    def commit(self, draft: Draft, places: dict[Part, Any]) -> str | None:
+        """Make an entry last; return what the medium calls it."""
+
+    def remove(self, name: str) -> None:
+        """Forget an entry that was made to last."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """What has gone into and out of one tier. Plain sums."""
+
+    stored: int = 0
+    """Entries written, those that grew counted again."""
+    stored_bytes: int = 0
+    images: int = 0
+    """Images written."""
+    promoted: int = 0
+    """Checkpoints brought to the device."""
+    promoted_bytes: int = 0
+    dropped: int = 0
+    """Entries that left the tier above and were not stored: no room, or too much in flight."""
+    failed: int = 0
+    """Writes that failed, and reads of what was damaged."""

@@ -1,0 +1,97 @@
+"""Host memory as a tier: one slab of pages, taken and given back page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ninfer_pool.config import PoolConfig
+from ninfer_pool.tiers.parts import Draft, Part, Run
+from ninfer_pool.tiers.payload import Payload, Row, Source
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+
+
+class HostMemory:
+    """The medium of the host tier. Without a ``payload`` it only counts (simulation).
+
+    A run takes every page that it touches, so at most one page more than its tokens fill; an
+    image takes what it takes on the device. Nothing is ever allocated after the start.
+    """
+
+    def __init__(self, config: PoolConfig, payload: Payload | None, *, budget_bytes: int) -> None:
+        self._config = config
+        self.budget = budget_bytes // config.page_bytes * config.page_bytes
+        count = self.budget // config.page_bytes
+        self._slab = None if payload is None else payload.allocate(count)
+        self._free = np.arange(count - 1, -1, -1, dtype=np.int32)
+        self._top = count
+
+    @property
+    def used(self) -> int:
+        """Bytes taken."""
+        return (len(self._free) - self._top) * self._config.page_bytes
+
+    def size(self, part: Part) -> int:
+        """Return the bytes that a part takes."""
+        return self._pages(part) * self._config.page_bytes
+
+    def _pages(self, part: Part) -> int:
+        if isinstance(part, Run):
+            size = self._config.page_tokens
+            return -(-part.end // size) - part.begin // size
+        return self._config.image_pages
+
+    def overhead(self, draft: Draft) -> int:
+        """Return 0: what an entry takes beside its parts is not in the slab."""
+        return 0
+
+    def reclaim(self, size: int) -> None:
+        """Nothing here is of no use."""
+
+    def take(self, part: Part) -> Ids:
+        """Take pages for a part; the caller has made room."""
+        count = self._pages(part)
+        assert count <= self._top, "no room was made in the host tier"
+        self._top -= count
+        return self._free[self._top : self._top + count][::-1].copy()
+
+    def write(self, part: Part, source: Source) -> Ids:
+        """Copy a part in."""
+        place = self.take(part)
+        try:
+            source.fill(part, self.views(place))
+        except BaseException:
+            self.free(place)
+            raise
+        return place
+
+    def read(
+        self, part: Part, place: Ids, into: Sequence[Row], *, tokens: bytes, upto: int
+    ) -> None:
+        """Copy a part's pages out."""
+        for row, own in zip(into, self.views(place), strict=False):
+            row[:] = own
+
+    def free(self, place: Ids) -> None:
+        """Give a part's pages back."""
+        self._free[self._top : self._top + len(place)] = place
+        self._top += len(place)
+
+    def commit(self, draft: Draft, places: dict[Part, Ids]) -> None:
+        """Nothing here outlives the process."""
+
+    def remove(self, name: str) -> None:
+        """Nothing here outlives the process."""
+
+    def views(self, place: Ids) -> Sequence[Row]:
+        """Return a part's pages, writable."""
+        return [] if self._slab is None else [self._slab[page] for page in place]
+
+    def check(self, places: Sequence[Ids]) -> None:
+        """Recount what is free and taken; AssertionError names what is off."""
+        every = np.concatenate([self._free[: self._top], *places])
+        assert len(np.unique(every)) == len(every) == len(self._free), "host pages miscounted"

@@ -1,0 +1,188 @@
+"""What a tier stores: logical pieces of payload, and the whole entries that they make up.
+
+A piece is identified by the object, not by where it lies: the same `Run` may lie in host memory,
+on disk, in both or in neither (then it has to be written again). So whoever knows which pieces a
+sequence is made of knows what need not be written once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, TypeVar
+
+from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.keys import Attribute
+from ninfer_pool.namespace import Namespace
+
+
+class Run:
+    """The KV rows of token positions ``[begin, end)`` of one computation.
+
+    A sequence that parts from another inside a run is made of its beginning; so a run knows its
+    own ``tokens``, int32.
+    """
+
+    __slots__ = ("begin", "end", "tokens")
+
+    def __init__(self, begin: int, tokens: bytes) -> None:
+        self.begin = begin
+        self.end = begin + len(tokens) // 4
+        self.tokens = tokens
+
+    def __repr__(self) -> str:
+        return f"Run({self.begin}, {self.end})"
+
+
+class Image:
+    """One complete continuation state."""
+
+    __slots__ = ()
+
+
+Part: TypeAlias = Run | Image
+
+
+class Stored:
+    """What one checkpoint is made of: the runs that cover ``[0, position)``, and its image.
+
+    Runs ascend by their begin; each counts up to where the next begins, the last up to the
+    checkpoint. ``image`` is None with plain attention.
+    """
+
+    __slots__ = ("image", "runs")
+
+    def __init__(self, runs: Sequence[Run], image: Image | None) -> None:
+        self.runs = tuple(runs)
+        self.image = image
+
+    def parts(self) -> Iterator[Part]:
+        """Yield every piece."""
+        yield from self.runs
+        if self.image is not None:
+            yield self.image
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftMark:
+    """A checkpoint that is to be stored."""
+
+    position: int
+    kind: str
+    cuts: tuple[int, ...] | None
+    expires: float | None
+    lane: int
+    tick: int
+    uses: int
+    spare: bool
+    stored: Stored
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """A whole entry that is to be stored: its tip's sequence and every checkpoint on the way."""
+
+    namespace: Namespace
+    key: str
+    tokens: bytes
+    """int32, up to the tip."""
+    attributes: list[Attribute]
+    prompt_tokens: int
+    priority: int
+    released: bool
+    hits: int
+    gap: int
+    created: int
+    used: int
+    marks: list[DraftMark]
+    """Ascending; the last is the tip."""
+    cancelled: bool = field(default=False)
+    """What it was made of has been deleted since."""
+
+    def parts(self) -> dict[Part, None]:
+        """Return every piece once, in order."""
+        return all_parts(mark.stored for mark in self.marks)
+
+
+def all_parts(stored: Iterable[Stored]) -> dict[Part, None]:
+    """Return the pieces of several checkpoints, each once, in order."""
+    return {part: None for each in stored for part in each.parts()}
+
+
+class Kept(Checkpoint):
+    """A checkpoint in a tier below the device."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, mark: DraftMark, record: Record) -> None:
+        super().__init__(
+            position=mark.position,
+            kind=mark.kind,
+            cuts=mark.cuts,
+            table=None,  # type: ignore[arg-type]
+            tail=-1,
+            image=-1,
+            lane=mark.lane,
+            tick=mark.tick,
+        )
+        self.expires = mark.expires
+        self.uses = mark.uses
+        self.spare = mark.spare
+        self.stored = mark.stored
+        self.record = record
+
+
+class Record:
+    """A whole entry in a tier."""
+
+    __slots__ = ("attributes", "entry", "marks", "name", "parts", "pinned")
+
+    entry: Entry
+
+    def __init__(self) -> None:
+        self.marks: list[Kept] = []
+        """Ascending; the last is the tip."""
+        self.parts: dict[Part, None] = {}
+        self.name: str | None = None
+        """What the medium calls it."""
+        self.pinned = False
+        self.attributes: list[Attribute] = []
+
+    @property
+    def tip(self) -> Kept:
+        """Its deepest checkpoint."""
+        return self.marks[-1]
+
+    @property
+    def tokens(self) -> int:
+        """The position of its tip."""
+        return self.marks[-1].position
+
+
+def covering_end(runs: Sequence[Run], index: int, position: int) -> int:
+    """Return up to where the run at ``index`` counts for a checkpoint at ``position``."""
+    return runs[index + 1].begin if index + 1 < len(runs) else position
+
+
+def clipped(runs: Sequence[Run], position: int) -> tuple[Run, ...]:
+    """Return those runs that a checkpoint at ``position`` on their way is made of."""
+    return tuple(run for run in runs if run.begin < position)
+
+
+class _Marked(Protocol):
+    kind: str
+    spare: bool
+
+
+M = TypeVar("M", bound=_Marked)
+
+
+def without_spares(marks: Sequence[M]) -> list[M]:
+    """Return an entry's checkpoints (ascending) that every tier keeps.
+
+    Of the superseded ones only the newest where a request began: asked again, or with another
+    answer, it resumes there.
+    """
+    typed = [mark for mark in marks[:-1] if mark.kind not in ("frontier", "grid")]
+    newest = typed[-1] if typed else None
+    return [mark for mark in marks if not mark.spare or mark is newest]

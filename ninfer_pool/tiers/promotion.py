@@ -1,0 +1,213 @@
+"""How a checkpoint gets from a tier below back to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappush
+from itertools import islice
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ninfer_pool.entry import Checkpoint, Table
+from ninfer_pool.pages import Pages
+from ninfer_pool.prompt import Prompt
+from ninfer_pool.retained import Stretch
+from ninfer_pool.room import Bill, fit_budget, free_pages
+from ninfer_pool.tiers.parts import Kept, Run, Stored, clipped, covering_end
+from ninfer_pool.tiers.payload import Payload, Row, assemble
+from ninfer_pool.tiers.shelf import Shelf
+
+if TYPE_CHECKING:
+    from ninfer_pool.pool import PrefixPool
+
+
+@dataclass(slots=True, kw_only=True)
+class Shared:
+    """Whole pages of the device that hold the beginning of what is brought back already."""
+
+    mark: Checkpoint | None = None
+    pages: int = 0
+
+
+def shared_with(found: Checkpoint | None, kept: Kept, position: int, *, page_tokens: int) -> Shared:
+    """Return what a checkpoint on the device has in common with one below: the same runs."""
+    mine: Stored | None = found.stored if found is not None else None
+    if found is None or mine is None:
+        return Shared()
+    upto, theirs = 0, clipped(kept.stored.runs, position)
+    for index, (one, other) in enumerate(zip(mine.runs, theirs, strict=False)):
+        if one is not other:
+            break
+        ends = (covering_end(mine.runs, index, found.position),)
+        upto = min(*ends, covering_end(theirs, index, position))
+    return Shared(mark=found, pages=upto // page_tokens)
+
+
+def promote(
+    pool: PrefixPool,
+    payload: Payload | None,
+    shelf: Shelf,
+    kept: Kept,
+    position: int,
+    *,
+    prompt: Prompt,
+    shared: Shared,
+    bill: Bill,
+) -> int:
+    """Bring a checkpoint that ``prompt`` resumes to the device; return the bytes moved.
+
+    ``position`` is the checkpoint's, or one before it with plain attention.
+
+    The caller knows that there is room, and holds its parts on the shelf.
+
+    Raises:
+        StoreError: what lies there is damaged; nothing has changed but what went for room.
+    """
+    retained, config = pool.retained, pool.config
+    ledger, size = retained.ledger, config.page_tokens
+    count = -(-position // size) - shared.pages
+    total = count + config.image_pages
+    guarded = retained.units_of(shared.mark).copy() if shared.mark is not None else None
+    if shared.mark is not None:
+        retained.guard(shared.mark)
+    before = ledger.retained
+    free_pages(retained, total, bill)
+    bill.needed += total if ledger.retained < before else 0
+    units = ledger.take(count, images=int(config.image_pages > 0))
+    try:
+        ids = units[:count].copy()  # interning writes to it
+        if shared.mark is not None:
+            ids = np.concatenate((shared.mark.table.ids[: shared.pages], ids))
+        image = int(units[count]) if config.image_pages else -1
+        if payload is not None:
+            runs = clipped(kept.stored.runs, position)
+            _move(pool, payload, shelf, runs, position, prompt=prompt, ids=ids, skip=shared.pages)
+            if image >= 0:
+                _move_image(pool, payload, shelf, kept, ledger.pages_of_image(image).tolist())
+        mark = _checkpoint(kept, position, ids, image, size)
+        mark.lane = kept.lane if kept.lane < config.lanes else 0
+        _attach(pool, kept, mark, prompt, bill)
+    finally:
+        ledger.unlease(units)
+        if shared.mark is not None:
+            retained.unguard(shared.mark, guarded)
+    return total * config.page_bytes
+
+
+def _checkpoint(kept: Kept, position: int, ids: Pages, image: int, size: int) -> Checkpoint:
+    whole = position == kept.position
+    runs = clipped(kept.stored.runs, position)
+    cuts = kept.cuts
+    mark = Checkpoint(
+        position=position,
+        kind=kept.kind if whole else "junction",
+        cuts=cuts if whole or cuts is None else tuple(cut for cut in cuts if cut <= position),
+        table=Table(ids, known=(position, runs)),
+        tail=int(ids[-1]) if position % size else -1,
+        image=image,
+        lane=kept.lane,
+        tick=0,
+    )
+    mark.stored = kept.stored if whole else Stored(runs, None)
+    return mark
+
+
+def _attach(pool: PrefixPool, kept: Kept, mark: Checkpoint, prompt: Prompt, bill: Bill) -> None:
+    retained, record = pool.retained, kept.record
+    attributes = [item for item in prompt.attributes if item[0] < mark.position]
+    view = prompt.buffer[: 4 * mark.position]
+    stretch = Stretch(
+        namespace=prompt.namespace,
+        view=view,
+        origin=0,
+        source=None,
+        attributes=attributes,
+        key=retained.key(prompt.namespace, [view], attributes),
+    )
+    entry, stands = retained.attach(
+        stretch,
+        fresh=[mark],
+        prompt_tokens=min(record.entry.prompt_tokens, mark.position),
+        priority=record.entry.priority,
+    )
+    if mark.path is not None and kept.expires is not None:
+        mark.expires = kept.expires
+        if kept.expires < inf:
+            heappush(pool.expiry, (kept.expires, next(pool.serial), mark))
+    if entry is not None:
+        entry.hits, entry.gap = record.entry.hits, record.entry.gap
+    fit_budget(retained, bill, fresh=[each for each in stands if each.path], keep=entry)
+    retained.note_peaks()
+
+
+def _move(
+    pool: PrefixPool,
+    payload: Payload,
+    shelf: Shelf,
+    runs: Sequence[Run],
+    position: int,
+    *,
+    prompt: Prompt,
+    ids: Pages,
+    skip: int,
+) -> None:
+    """Fill the device pages ``ids[skip:]`` with the KV below a position."""
+    config = pool.config
+    pages = ids[skip:].tolist()
+    first = shelf.places[runs[0]]
+    if shelf.medium.views(first) is not None:
+        rows = assemble(
+            runs,
+            position,
+            page_tokens=config.page_tokens,
+            regions=payload.regions,
+            rows_of=lambda run: _rows(shelf, run),
+        )
+        payload.write(pages, list(islice(rows, skip, None)))
+        return
+    into = payload.views(pages)
+    staged = into is None
+    if into is None:
+        into = list(np.empty((len(pages), config.page_bytes), dtype=np.uint8))
+    for index, run in enumerate(runs):
+        end = covering_end(runs, index, position)
+        if end > skip * config.page_tokens:
+            _read(shelf, run, prompt, into, end=end, skip=skip)
+    if staged:
+        payload.write(pages, into)
+
+
+def _rows(shelf: Shelf, run: Run) -> Sequence[Row]:
+    rows: Sequence[Row] | None = shelf.medium.views(shelf.places[run])
+    assert rows is not None, "a tier whose parts lie partly in memory"
+    return rows
+
+
+def _read(shelf: Shelf, run: Run, prompt: Prompt, into: list[Row], *, end: int, skip: int) -> None:
+    """Read the rows ``[begin, end)`` of a run, of which the first ``skip`` pages are there."""
+    size = shelf.config.page_tokens
+    first, last = run.begin // size, -(-end // size)
+    spare = [np.empty_like(into[0]) for _ in range(first, min(skip, last))]
+    rows = [*spare, *into[max(first, skip) - skip : last - skip]]
+    tokens = prompt.buffer[4 * run.begin : 4 * end].tobytes()
+    shelf.medium.read(run, shelf.places[run], rows, tokens=tokens, upto=end)
+
+
+def _move_image(
+    pool: PrefixPool, payload: Payload, shelf: Shelf, kept: Kept, pages: list[int]
+) -> None:
+    image = kept.stored.image
+    assert image is not None, "a checkpoint without its image"
+    place: Any = shelf.places[image]
+    rows = shelf.medium.views(place)
+    if rows is None:
+        rows = payload.views(pages)
+        into = rows or list(np.empty((len(pages), pool.config.page_bytes), dtype=np.uint8))
+        shelf.medium.read(image, place, into, tokens=b"", upto=0)
+        if rows is not None:
+            return
+        rows = into
+    payload.write(pages, rows)

@@ -1,0 +1,291 @@
+"""The tiers below the device, joined to a pool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ninfer_pool import index, ways
+from ninfer_pool.admission import Request
+from ninfer_pool.below import NoTiers
+from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.errors import ConfigError, StoreError
+from ninfer_pool.keys import Attribute
+from ninfer_pool.namespace import Namespace
+from ninfer_pool.pool import PrefixPool
+from ninfer_pool.prompt import Prompt
+from ninfer_pool.results import EntryInfo, TierStats
+from ninfer_pool.search import Rules
+from ninfer_pool.tiers import saving
+from ninfer_pool.tiers.describe import describe, tier_stats
+from ninfer_pool.tiers.disk_medium import DiskMedium, geometry_of
+from ninfer_pool.tiers.down import Descent
+from ninfer_pool.tiers.parts import Draft, Record
+from ninfer_pool.tiers.payload import Payload, Source
+from ninfer_pool.tiers.rates import Rates
+from ninfer_pool.tiers.shelf import Shelf
+from ninfer_pool.tiers.sources import ShelfSource
+from ninfer_pool.tiers.up import Ascent
+
+
+class Tiers:
+    """Host memory and disk below a pool's device pages.
+
+    What the device has no room for goes to the first tier before it is evicted, from there to
+    the next, whole entries with every checkpoint, under the pool's own policy. A request that
+    would resume deeper from a tier has that checkpoint brought back first, where this is quicker
+    than prefilling. Making it attaches it to the pool; give it up with `close`.
+
+    Args:
+        pool: the pool.
+        payload: how its pages are reached; None: nothing is moved, only counted (simulation).
+        shelves: the tiers, the fastest first; see `host_shelf` and `disk_shelf`.
+        namespace: the model's: `load` takes only files of it; None: of any.
+        rates: bytes and tokens a second; None: measured as it goes.
+        background: writes to disk happen in a thread of their own; else where they are due.
+
+    Guarantees as the pool's: budgets hold at every moment (G9), an entry is offered by a tier
+    only when its last byte is there (G11), failures of a tier never fail a request (G8).
+
+    Raises:
+        ConfigError: the pool has tiers already.
+    """
+
+    def __init__(
+        self,
+        pool: PrefixPool,
+        payload: Payload | None,
+        *,
+        shelves: Sequence[Shelf] = (),
+        namespace: Namespace | None = None,
+        rates: Rates | None = None,
+        background: bool = False,
+    ) -> None:
+        if not isinstance(pool.below, NoTiers):
+            raise ConfigError("pool: it has tiers already; needs one that has none")
+        self.pool = pool
+        self.payload = payload
+        self.namespace = namespace
+        self.opening_seconds = 0.0
+        """How long it took to index what the folder held."""
+        self.shelves = list(shelves)
+        self.rates = rates or Rates()
+        self.down = Descent(pool, payload, self.shelves, background=background)
+        self.up = Ascent(pool, payload, self.shelves, self.down)
+        for shelf in self.shelves:
+            shelf.rates = self.rates
+            shelf.on_change = self._changed
+        pool.below = self
+        if self.shelves:
+            pool.retained.keeper = self.down.leaving
+            pool.retained.tiers = tuple(self.shelves)
+        self._open_disk()
+
+    def _changed(self) -> None:
+        self.pool.retained.version += 1
+
+    def _open_disk(self) -> None:
+        """Offer what the folder holds."""
+        for shelf in self.shelves:
+            if isinstance(shelf.medium, DiskMedium):
+                for name, draft, places in shelf.medium.found():
+                    shelf.places.update(places)
+                    shelf.add(draft, name=name, tick=draft.used)
+                shelf.make_room(0, tick=0)
+
+    # -- what the pool asks ----------------------------------------------------------------
+
+    def leaving(self, entry: Entry | None, mark: Checkpoint) -> None:
+        """See `Below`."""
+        self.down.leaving(entry, mark)
+
+    def raise_up(self, prompt: Prompt, request: Request, rules: Rules, *, lane: bool) -> Request:
+        """See `Below`."""
+        return self.up.raise_up(prompt, request, rules, lane=lane) if self.shelves else request
+
+    def forget(self, entry: Entry) -> None:
+        """See `Below`: the sequence, what it continues, and what alone continues it."""
+        path, position = entry.tip.where, entry.tip.position
+        tokens, carried = ways.sequence(path, position), ways.attributes(path, position)
+        self._forget(entry.namespace, tokens, carried)
+
+    def _forget(self, namespace: Namespace, tokens: bytes, carried: list[Attribute]) -> None:
+        for draft in self.down.related(tokens):
+            draft.cancelled = True
+        for shelf in self.shelves:
+            hops = shelf.walk(namespace, memoryview(tokens), carried)
+            for record in list(_same_conversation(hops, len(tokens) // 4)):
+                shelf.remove(record)
+
+    def evict(self, key: str) -> bool:
+        """See `Below`."""
+        found = False
+        for shelf in self.shelves:
+            for record in list(shelf.keys.get(key, {}).values()):
+                if record.entry.identity in shelf.records:
+                    found = True
+                    namespace, carried = record.entry.namespace, record.attributes
+                    self._forget(namespace, shelf.sequence(record), carried)
+        return found
+
+    def clear(self) -> int:
+        """See `Below`."""
+        for draft in self.down.every():
+            draft.cancelled = True
+        gone = len(self.entries())
+        for shelf in self.shelves:
+            for record in list(shelf.records.values()):
+                shelf.remove(record)
+        return gone
+
+    def entries(self, where: Callable[[Namespace], bool] | None = None) -> list[EntryInfo]:
+        """See `Below`."""
+        return [
+            describe(shelf, record)
+            for shelf, record in self._only_below()
+            if where is None or where(record.entry.namespace)
+        ]
+
+    def _only_below(self) -> Iterator[tuple[Shelf, Record]]:
+        """Yield what lies in no higher tier, by key, the lowest tier's first."""
+        for at, shelf in reversed(list(enumerate(self.shelves))):
+            above = self.shelves[:at]
+            for record in sorted(shelf.records.values(), key=lambda r: r.entry.used):
+                key = record.entry.key
+                if key not in self.pool.retained.keys and not any(key in s.keys for s in above):
+                    yield shelf, record
+
+    def find(self, key: str) -> list[EntryInfo]:
+        """See `Below`."""
+        shelf = next((shelf for shelf in self.shelves if key in shelf.keys), None)
+        records = shelf.keys[key].values() if shelf is not None else ()
+        return [describe(shelf, record) for record in records if shelf is not None]
+
+    def set_pin(self, key: str, *, pinned: bool) -> bool:
+        """See `Below`. A pin below the device lasts as long as the process."""
+        changed = False
+        for shelf in self.shelves:
+            for record in shelf.keys.get(key, {}).values():
+                changed = changed or record.pinned != pinned or pinned
+                record.pinned = pinned
+        return changed
+
+    def release(self, key: str) -> bool:
+        """See `Below`."""
+        found = False
+        for shelf in self.shelves:
+            for record in shelf.keys.get(key, {}).values():
+                shelf.release(record, tick=self.pool.retained.tick)
+                found = True
+        return found
+
+    def stats(self) -> tuple[TierStats, ...]:
+        """See `Below`."""
+        return tuple(tier_stats(shelf) for shelf in self.shelves)
+
+    def check(self) -> None:
+        """See `Below`."""
+        if not self.down.every():
+            for shelf in self.shelves:
+                shelf.check()
+
+    # -- what an engine calls --------------------------------------------------------------
+
+    def step(self, *, max_bytes: int = 8 << 20) -> bool:
+        """Store some of what is next to go, up to about ``max_bytes``; False: nothing is due.
+
+        Call it between steps of the engine, on its thread. O(1) where nothing is due.
+        """
+        return bool(self.shelves) and self.down.step(max_bytes=max_bytes)
+
+    def flush(self, *, seconds: float | None = None) -> int:
+        """Write everything to disk, the most recently used first; return how many entries were
+        left out, for want of time or room.
+
+        For a shutdown: nothing else may use the pool meanwhile. Without a disk tier nothing
+        outlives the process, and nothing is done.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        return self.down.flush(deadline)
+
+    def prefetch(self, prompt: Prompt, *, notify: Callable[[], None] | None = None) -> bool:
+        """Begin to bring what ``prompt`` would resume from disk nearer, off this thread.
+
+        True: it is on its way, and ``notify`` is called once it is there; ask again then. False:
+        there is nothing to wait for. For requests that wait; `PrefixPool.acquire` needs none of
+        it, but reads from disk itself meanwhile.
+        """
+        return bool(self.shelves) and self.up.prefetch(prompt, notify)
+
+    def close(self) -> None:
+        """Finish what is being written and give the folder back; the pool goes on without.
+
+        Twice is once.
+        """
+        self.down.worker.close()
+        if self.pool.below is not self:
+            return
+        with self.pool.lock:
+            self.pool.below = NoTiers()
+            self.pool.retained.keeper = None
+            self.pool.retained.tiers = ()
+            self._changed()
+        for shelf in self.shelves:
+            if isinstance(shelf.medium, DiskMedium):
+                shelf.medium.folder.close()
+
+    # -- files -----------------------------------------------------------------------------
+
+    def save(self, key: str, path: Path, *, tokens: bool) -> int:
+        """See `PrefixPool.save`."""
+        payload = self._payload()
+        geometry = geometry_of(self.pool.config, payload)
+        with self.pool.lock:
+            draft, source = self._found(key)
+            return saving.save(
+                draft, source, path, pool=self.pool, geometry=geometry, tokens=tokens
+            )
+
+    def _found(self, key: str) -> tuple[Draft, Source]:
+        entries = self.pool.retained.keys.get(key, {})
+        if entries:
+            entry = next(iter(entries.values()))
+            return self.down.whole(entry)
+        for shelf in self.shelves:
+            for record in shelf.keys.get(key, {}).values():
+                return shelf.draft(record, spares=True), ShelfSource(shelf)
+        raise StoreError(f"key: {key!r:.80}; no entry lies under it, see PrefixPool.entries")
+
+    def load(self, path: Path) -> str:
+        """See `PrefixPool.load`."""
+        payload = self._payload()
+        geometry = geometry_of(self.pool.config, payload)
+        return saving.load(
+            path, pool=self.pool, payload=payload, geometry=geometry, namespace=self.namespace
+        )
+
+    def _payload(self) -> Payload:
+        if self.payload is None:
+            raise ConfigError("payload: None; needs one, to reach the pages")
+        return self.payload
+
+
+def _same_conversation(hops: list[index.Hop], total: int) -> Iterator[Record]:
+    """Yield the records that end on the way of a sequence, and the only one that continues it."""
+    if not hops:
+        return
+    for kept in index.marks_upto(hops, total):
+        record: Record = kept.record  # type: ignore[attr-defined]
+        if record.tip is kept:
+            yield record
+    path, upto = hops[-1]
+    if upto == total:
+        beyond = {
+            kept.record: None
+            for sub in path.subtree()
+            for kept in sub.marks
+            if kept.position > total and kept.record.tip is kept  # type: ignore[attr-defined]
+        }
+        if len(beyond) == 1:
+            yield from beyond

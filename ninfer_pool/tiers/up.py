@@ -1,0 +1,177 @@
+"""Up: a checkpoint in a tier below that a request resumes is brought back to the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ninfer_pool.admission import Request, search
+from ninfer_pool.errors import StoreError
+from ninfer_pool.planner import canonical_cuts
+from ninfer_pool.prompt import Prompt
+from ninfer_pool.search import Found, Rules, find
+from ninfer_pool.tiers.disk_medium import DiskMedium
+from ninfer_pool.tiers.down import Descent
+from ninfer_pool.tiers.parts import Draft, Kept, Record
+from ninfer_pool.tiers.payload import Payload
+from ninfer_pool.tiers.promotion import Shared, promote, shared_with
+from ninfer_pool.tiers.shelf import Shelf
+from ninfer_pool.tiers.sources import ShelfSource
+
+if TYPE_CHECKING:
+    from ninfer_pool.pool import PrefixPool
+
+
+class Ascent:
+    """Brings checkpoints back. Called under the pool's lock."""
+
+    def __init__(
+        self,
+        pool: PrefixPool,
+        payload: Payload | None,
+        shelves: Sequence[Shelf],
+        down: Descent,
+    ) -> None:
+        self.pool = pool
+        self.payload = payload
+        self.shelves = shelves
+        self.down = down
+        self._fetched: Record | None = None
+        """The last record that was brought nearer, or is on its way."""
+
+    def raise_up(self, prompt: Prompt, request: Request, rules: Rules, *, lane: bool) -> Request:
+        """See `Below`. What is damaged is counted, forgotten, and the next best is taken."""
+        while lane:
+            best = self._best(prompt, request, rules)
+            if best is None:
+                return request
+            shelf, found = best
+            kept = found.mark
+            assert isinstance(kept, Kept), "a tier that holds what is no checkpoint of it"
+            size = self.pool.config.page_tokens
+            at = found.position
+            shared = shared_with(request.found.mark, kept, at, page_tokens=size)
+            if not self._fits(prompt, request, at, shared):
+                return request
+            if self._promote(shelf, kept, at, prompt=prompt, shared=shared, request=request):
+                return self._again(prompt, request, rules, shelf)
+            request = self._again(prompt, request, rules, None)  # something may have gone for it
+        return request
+
+    def _best(self, prompt: Prompt, request: Request, rules: Rules) -> tuple[Shelf, Found] | None:
+        best, position = None, request.found.position
+        for shelf in self.shelves:
+            found = find(shelf, prompt, request.cuts, rules)
+            if found.mark is None or found.position <= position:
+                continue
+            if found.position < self.pool.config.minimum_tokens:
+                continue
+            if shelf.pays(found.position, above=request.found.position):
+                best, position = (shelf, found), found.position
+        return best
+
+    def _fits(self, prompt: Prompt, request: Request, at: int, shared: Shared) -> bool:
+        """Say whether a checkpoint and the request that resumes it fit, whatever else goes."""
+        retained, config = self.pool.retained, self.pool.config
+        ledger, size = retained.ledger, config.page_tokens
+        back = -(-at // size) - shared.pages + config.image_pages
+        own = -(-(len(prompt) + request.reserve_tokens) // size) - at // size
+        firm = 0
+        if shared.mark is not None:
+            firm = ledger.yielding(retained.units_of(shared.mark))
+        room = config.retained_pages - ledger.protected - firm
+        return back + own <= ledger.freeable - firm and back <= room
+
+    def _promote(
+        self, shelf: Shelf, kept: Kept, at: int, *, prompt: Prompt, shared: Shared, request: Request
+    ) -> bool:
+        parts = dict.fromkeys(kept.stored.parts())
+        shelf.hold(parts)
+        shelf.reading.append(kept.record)
+        started = time.perf_counter()
+        try:
+            size = promote(
+                self.pool, self.payload, shelf, kept, at,
+                prompt=prompt, shared=shared, bill=request.bill,
+            )  # fmt: skip
+        except (StoreError, OSError):  # damaged: nobody is offered it again
+            shelf.traffic.failed += 1
+            for record in list(shelf.owners.get(kept.stored, ())):
+                shelf.remove(record)
+            return False
+        finally:
+            shelf.reading.remove(kept.record)
+            shelf.drop(parts)
+        seconds = time.perf_counter() - started
+        if self.payload is not None:
+            shelf.rates.note_restore(shelf.name, size, seconds)
+        shelf.traffic.promoted += 1
+        shelf.traffic.promoted_bytes += size
+        if kept.path is not None:
+            shelf.consumed(kept, tick=self.pool.retained.tick)
+        return True
+
+    def _again(
+        self, prompt: Prompt, request: Request, rules: Rules, shelf: Shelf | None
+    ) -> Request:
+        """Search once more, now that the device holds what was found below."""
+        fresh = search(self.pool.retained, prompt, request.wishes, rules, request.reserve_tokens)
+        fresh.bill = request.bill
+        if shelf is not None and fresh.found.mark is not None:
+            fresh.explanation = replace(fresh.explanation, tier=shelf.name)
+        return fresh
+
+    # -- ahead of time ---------------------------------------------------------------------
+
+    def prefetch(self, prompt: Prompt, notify: Callable[[], None] | None) -> bool:
+        """See `Tiers.prefetch`."""
+        shelf, worker = self.shelves[-1], self.down.worker
+        if not isinstance(shelf.medium, DiskMedium) or not self.down.background:
+            return False
+        with self.pool.lock:
+            record = self._on_disk(prompt, shelf)
+            if record is None:
+                return False
+            if record is self._fetched:
+                return worker.busy and record in shelf.reading
+            if worker.busy:
+                return False
+            self._fetched = record
+            shelf.reading.append(record)
+            draft = shelf.draft(record, spares=False)
+        worker.submit(lambda: self._fetch(shelf, record, draft, notify))
+        return True
+
+    def _on_disk(self, prompt: Prompt, shelf: Shelf) -> Record | None:
+        """Return the record on disk that a prompt resumes deeper than anything above, if any."""
+        config, clock = self.pool.config, self.pool.config.clock
+        rules = Rules(now=clock() if clock is not None else None)
+        cuts = canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)
+        found = find(shelf, prompt, cuts, rules)
+        if not isinstance(found.mark, Kept) or found.position < config.minimum_tokens:
+            return None
+        above = [find(self.pool.retained, prompt, cuts, rules).position]
+        above += [find(each, prompt, cuts, rules).position for each in self.shelves[:-1]]
+        if found.position <= max(above) or not shelf.pays(found.position, above=above[0]):
+            return None
+        return found.mark.record
+
+    def _fetch(
+        self, disk: Shelf, record: Record, draft: Draft, notify: Callable[[], None] | None
+    ) -> None:
+        """On the worker's thread: to host memory, or at least to the system's page cache."""
+        source = ShelfSource(disk)
+        try:
+            if len(self.shelves) > 1:
+                self.down.store_now(self.shelves[0], draft, source)
+            else:
+                for part in draft.parts():
+                    source.rows(part)
+        except (StoreError, OSError):
+            disk.traffic.failed += 1
+        finally:
+            with self.pool.lock:
+                disk.reading.remove(record)
+            self.down.worker.after(notify)
