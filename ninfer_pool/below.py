@@ -56,6 +56,9 @@ class Below(Protocol):
     def leaving(self, entry: Entry | None, mark: Checkpoint) -> None:
         """A checkpoint is about to go from the device for room."""
 
+    def forked(self, source: Checkpoint) -> None:
+        """A sequence that went on from a checkpoint is about to be retained."""
+
     def raise_up(self, prompt: Prompt, request: Request, rules: Rules, *, lane: bool) -> Request:
         """Bring what ``request`` resumes best to the device; return the request searched anew."""
 
@@ -68,8 +71,10 @@ class Below(Protocol):
     def clear(self) -> int:
         """Delete everything; return how many entries that lay nowhere else."""
 
-    def entries(self, where: Callable[[Namespace], bool] | None = None) -> list[EntryInfo]:
-        """Return the entries that do not lie on the device, the least recently used first."""
+    def entries(
+        self, where: Callable[[Namespace], bool] | None, newest: int | None
+    ) -> list[EntryInfo]:
+        """Return the entries, or the newest, that do not lie on the device, the oldest first."""
 
     def find(self, key: str) -> list[EntryInfo]:
         """Return what lies under ``key`` and not on the device."""
@@ -99,6 +104,9 @@ class NoTiers:
     def leaving(self, entry: Entry | None, mark: Checkpoint) -> None:
         """What goes is gone."""
 
+    def forked(self, source: Checkpoint) -> None:
+        """Nobody asks."""
+
     def raise_up(self, prompt: Prompt, request: Request, rules: Rules, *, lane: bool) -> Request:
         """Return the request as it is."""
         return request
@@ -114,7 +122,9 @@ class NoTiers:
         """There is nothing to delete."""
         return 0
 
-    def entries(self, where: Callable[[Namespace], bool] | None = None) -> list[EntryInfo]:
+    def entries(
+        self, where: Callable[[Namespace], bool] | None, newest: int | None
+    ) -> list[EntryInfo]:
         """There are none."""
         return []
 

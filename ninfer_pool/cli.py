@@ -119,9 +119,10 @@ def _parser() -> _Parser:
     serve.set_defaults(run=_serve)
     add_store(commands.add_parser("store", help="look at and tidy a folder of --disk-dir"))
     bench = commands.add_parser("bench", help="measure on this machine")
-    kinds = bench.add_subparsers(required=True, metavar="core|runner")
+    kinds = bench.add_subparsers(required=True, metavar="core|runner|tiers")
     _add_bench(kinds.add_parser("core", help="lookup, commit, evict and explain, in microseconds"))
     _add_bench_runner(kinds.add_parser("runner", help="restore, drafts and lanes of a model"))
+    _add_bench_tiers(kinds.add_parser("tiers", help="host memory and disk below the device"))
     return parser
 
 
@@ -154,6 +155,12 @@ def _add_bench_runner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tiny", action="store_true", help="few and small cases, in seconds")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.set_defaults(run=_bench_runner)
+
+
+def _add_bench_tiers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tiny", action="store_true", help="few and small cases, in seconds")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.set_defaults(run=_bench_tiers)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -235,6 +242,14 @@ def _bench_runner(args: argparse.Namespace) -> None:
         from ninfer_pool.runner.loading import check_device
     check_device(args.device)
     bench(scale=TINY if args.tiny else DEFAULT, device=args.device, json_path=args.json)
+
+
+def _bench_tiers(args: argparse.Namespace) -> None:
+    options.check_outputs({"--json": args.json})
+    with _needs_extra("runner"):
+        from ninfer_pool.bench.tiers import DEFAULT, TINY
+        from ninfer_pool.bench.tiers import main as bench
+    bench(scale=TINY if args.tiny else DEFAULT, json_path=args.json)
 
 
 def _generate(args: argparse.Namespace) -> None:

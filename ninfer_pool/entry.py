@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -41,7 +40,8 @@ class Table:
         What was stored of content past there is of another computation.
         """
         upto, runs = self.known
-        self.known = max(longer.known, (min(upto, at), runs), key=itemgetter(0))
+        upto = min(upto, at)
+        self.known = longer.known if longer.known[0] >= upto else (upto, runs)
         self.ids = longer.ids
 
 

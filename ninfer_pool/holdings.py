@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
 
 from ninfer_pool import index, keys, ways
-from ninfer_pool.below import Tier
+from ninfer_pool.below import Below, Tier
 from ninfer_pool.config import PoolConfig
 from ninfer_pool.entry import Checkpoint, Entry
 from ninfer_pool.ghosts import TAIL, Digest, Ghost, Ghosts
@@ -23,8 +22,6 @@ from ninfer_pool.pages import PageLedger, Units
 from ninfer_pool.policy.ranking import Ranking
 from ninfer_pool.results import Counters
 from ninfer_pool.spares import Spares
-
-Keeper: TypeAlias = Callable[[Entry | None, Checkpoint], None]
 
 
 class Holdings:
@@ -46,7 +43,7 @@ class Holdings:
         self.tick = 0
         """Commits so far: the pool's only clock."""
         self.checkpoints = 0
-        self.keeper: Keeper | None = None
+        self.keeper: Below | None = None
         """Told of what is about to go for room, where there are tiers below."""
         self.tiers: tuple[Tier, ...] = ()
         self._serials = itertools.count()
@@ -55,7 +52,7 @@ class Holdings:
     def leaving(self, entry: Entry | None, mark: Checkpoint) -> None:
         """A checkpoint is about to go for room: the tip of ``entry``, or a superseded one."""
         if self.keeper is not None:
-            self.keeper(entry, mark)
+            self.keeper.leaving(entry, mark)
 
     # -- finding ---------------------------------------------------------------------------
 

@@ -186,6 +186,8 @@ def _store(
     if not chosen:
         return False
     stretch = _stretch(pool, lease, source, chosen[-1].position)
+    if source is not None and source.stored is None and retained.keeper and source.path:
+        retained.keeper.forked(source)
     stored = source.stored if source is not None else None
     known = (lease.start, stored.runs) if stored is not None else (0, ())
     table = Table(lease.grant.table[: -(-stretch.total // size)].copy(), known=known)

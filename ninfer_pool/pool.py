@@ -108,11 +108,8 @@ class PrefixPool:
             found = [entry for entry in every if where is None or where(entry.namespace)]
             first = 0 if newest is None else max(0, len(found) - newest)
             told = [describe(self.retained, entry) for entry in found[first:]]
-            if newest is not None and len(told) >= newest:
-                return told
-            deeper = self.below.entries(where)
-            first = 0 if newest is None else max(0, len(deeper) + len(told) - newest)
-            return deeper[first:] + told
+            left = None if newest is None else max(0, newest - len(told))
+            return self.below.entries(where, left) + told
 
     def events(self, since: int = 0) -> list[Event]:
         """Return the events numbered ``since`` and later that are still remembered.

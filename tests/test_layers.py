@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 BELOW = {
     "core": {"core"},
     "sim": {"sim", "tiers", "core"},
-    "testing": {"testing", "core"},
+    "testing": {"testing", "tiers", "core"},
     "integrations": {"integrations", "core"},
     "tiers": {"tiers", "core"},
     "kernels": {"kernels", "core"},

@@ -21,6 +21,9 @@ Result = TypeVar("Result")
 IDLE_SECONDS = 0.05
 LOOKAHEAD = 8
 """How many may be asked, each time, whether they can overtake the one that waits."""
+STORED_BYTES, IDLE_BYTES = 1 << 20, 8 << 20
+"""What a step stores ahead of time in tiers below, about: beside what runs, and with nothing to
+do."""
 HINTS = 4096
 """How many hints are remembered with the lane that they ran in last."""
 
@@ -198,7 +201,7 @@ class Engine:
         self._do_calls()
         self._drop_cancelled()
         self._admit()
-        stored = self.runner.tiers.step()
+        stored = self.runner.tiers.step(max_bytes=STORED_BYTES if self._running else IDLE_BYTES)
         if not self._running:
             return stored
         self._prefill()
@@ -243,7 +246,7 @@ class Engine:
             if blocked is not None:
                 if not self._could_delay(blocked, handle):
                     self._start(handle)
-            elif self.runner.tiers.prefetch(handle.prompt, notify=self._nudge):
+            elif self._fetching(handle):
                 handle.pending = handle.fetched = True
                 blocked = handle
             elif self._stuck == (handle, now := self._room()) or not self._start(handle):
@@ -252,6 +255,14 @@ class Engine:
                     continue
                 blocked = handle
                 self._stuck = None if handle.pending else (handle, now)
+
+    def _fetching(self, handle: Handle) -> bool:
+        """Say whether what a request resumes is on its way from disk; asked of once, then until
+        it is there."""
+        if handle.fetching is not False:
+            tiers = self.runner.tiers
+            handle.fetching = tiers.prefetch(handle.prompt, notify=self._nudge)
+        return bool(handle.fetching)
 
     def _nudge(self) -> None:
         """What the loop waits for may have happened."""

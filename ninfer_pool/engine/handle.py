@@ -52,6 +52,8 @@ class Handle:
     """Why it was refused, if it was."""
     pending: bool = False
     """It waits for what a sibling is computing, and was not refused."""
+    fetching: bool | None = None
+    """What it resumes is on its way from disk; None: not asked yet."""
     fetched: bool = False
     """What it resumes lay on disk when it came, and was brought nearer while it waited."""
     _given: int = 0

@@ -4,7 +4,7 @@ from regret whether to ask at all."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush, merge
+from heapq import heappop, heappush, merge
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -133,8 +133,9 @@ class Comeback(Policy):
         self._put(entry, self._known, (worth / (gap + 1), -entry.used, entry.identity))
         heappush(self._due, (entry.used + PATIENCE * gap, entry.used, entry.identity))
         if len(self._due) > 4 * len(self._entries) + 64:
-            self._due = [due for due in self._due if self._current(due)]
-            heapify(self._due)
+            # An entry used twice at one tick is due twice: of those the first counts.
+            first = {due[2]: due for due in sorted(self._due, reverse=True) if self._current(due)}
+            self._due = sorted(first.values())  # a sorted list is a heap
 
     def _current(self, due: tuple[float, int, int]) -> bool:
         entry = self._entries.get(due[2])

@@ -10,6 +10,7 @@ import torch
 
 from ninfer_pool.store import Region, Store
 from ninfer_pool.tiers import Regions, Row
+from ninfer_pool.tiers.payload import copy_rows, rows_of
 
 
 class StorePayload:
@@ -44,8 +45,7 @@ class StorePayload:
     def read(self, pages: Sequence[int], rows: Sequence[Row]) -> None:
         """Copy pages to host memory."""
         if self._array is not None:
-            for page, row in zip(pages, rows, strict=True):
-                np.copyto(row, self._array[page])
+            copy_rows(rows_of(self._array, pages), rows)
             return
         for page, row in zip(pages, rows, strict=True):
             torch.from_numpy(row).copy_(self._slab[page], non_blocking=True)
@@ -54,16 +54,15 @@ class StorePayload:
     def write(self, pages: Sequence[int], rows: Sequence[Row]) -> None:
         """Copy host memory to pages."""
         if self._array is not None:
-            for page, row in zip(pages, rows, strict=True):
-                np.copyto(self._array[page], row)
+            copy_rows(rows, rows_of(self._array, pages))
             return
         for page, row in zip(pages, rows, strict=True):
             self._slab[page].copy_(torch.from_numpy(row), non_blocking=True)
         torch.cuda.current_stream(self._slab.device).synchronize()
 
-    def views(self, pages: Sequence[int]) -> list[Row] | None:
+    def views(self, pages: Sequence[int]) -> Sequence[Row] | None:
         """Return the pages themselves; None on CUDA."""
-        return None if self._array is None else [self._array[page] for page in pages]
+        return None if self._array is None else rows_of(self._array, pages)
 
     def allocate(self, num_pages: int) -> npt.NDArray[np.uint8]:
         """Return host memory, pinned on CUDA."""

@@ -141,10 +141,9 @@ def _check_salt(path: Path, salt: str | None) -> None:
     with read_bundle(path) as reader:
         bundle = reader.bundle
     if reader.has_tokens and bundle.namespace.salt != salt:
-        wanted = "the cache_salt that it was saved under" if bundle.salted else "no cache_salt"
-        raise ApiError(
-            403, f"cache_salt: the file is of another; send {wanted}", param="cache_salt"
-        )
+        wanted = "the one that it was saved under" if bundle.salted else "none"
+        told = f"cache_salt: not that of the file; send {wanted}"
+        raise ApiError(403, told, param="cache_salt")
 
 
 def _too_large(most: int) -> ApiError:

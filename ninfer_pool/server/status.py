@@ -56,7 +56,7 @@ def pool(service: Service, *, salt: str | None) -> dict[str, Any]:
         "counters": dataclasses.asdict(stats.counters) if salt is None else None,
         "totals": tenant.totals(),
         "history": list(tenant.history),
-        "requests": [_request(past) for past in tenant.requests],
+        "requests": [_request(past) for past in list(tenant.requests)],
         "tiers": [_tier(each, salt) for each in stats.tiers],
     }
 
@@ -192,7 +192,7 @@ def entry(service: Service, key: str, *, salt: str | None) -> dict[str, Any]:
     if not entries:
         raise ApiError(404, f"no entry has the key {key!r}", param="key")
     told = _entry(service, entries[0])
-    past = service.recent.of(salt).requests
+    past = list(service.recent.of(salt).requests)
     requests = [_request(each) for each in past if each.report.key == key]
     return {"entry": told, "explanation": _sentences(told, requests), "requests": requests}
 

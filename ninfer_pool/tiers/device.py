@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from ninfer_pool import ways
-from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.config import PoolConfig
+from ninfer_pool.entry import Checkpoint, Entry, Known
 from ninfer_pool.pages import Pages
 from ninfer_pool.retained import Retained
 from ninfer_pool.tiers.parts import (
@@ -73,7 +74,6 @@ def compose(retained: Retained, marks: list[Checkpoint]) -> None:
     """
     config, tip = retained.config, marks[-1]
     size = config.page_tokens
-    tokens = ways.sequence(tip.where, tip.position)
     pages = tip.kv_pages(size)
     line = {mark for mark in marks if _same_pages(mark, pages, size)}
     if tip.stored is None:
@@ -82,10 +82,9 @@ def compose(retained: Retained, marks: list[Checkpoint]) -> None:
         line_end = tip.position // size * size if own else tip.position
         upto = min(upto, line_end)
         cuts = [mark.position for mark in marks if mark in line]
-        runs = clipped(runs, upto) + _new_runs(
-            tokens, upto, cuts, page_bytes=config.page_bytes, size=size
-        )
-        tip.table.known = (line_end, runs)
+        runs = clipped(runs, upto) + _new_runs(tip, upto, cuts, config)
+        if line_end > tip.table.known[0]:
+            tip.table.known = (line_end, runs)
         tip.stored = Stored(runs, _image(mark=tip))
     whole_line = tip.stored.runs
     for mark in marks:
@@ -101,9 +100,7 @@ def compose(retained: Retained, marks: list[Checkpoint]) -> None:
             else:
                 upto = min(upto, edge)
                 runs = clipped(known, upto)
-            runs += _new_runs(
-                tokens, upto, [mark.position], page_bytes=config.page_bytes, size=size
-            )
+            runs += _new_runs(mark, upto, [mark.position], config)
         mark.stored = Stored(runs, _image(mark=mark))
 
 
@@ -121,18 +118,52 @@ def _same_pages(mark: Checkpoint, pages: Pages, size: int) -> bool:
     return bool(tail) and _shares_whole(mark, pages, size)
 
 
-def _new_runs(
-    tokens: bytes, begin: int, ends: list[int], *, page_bytes: int, size: int
-) -> tuple[Run, ...]:
-    """Return runs from ``begin`` that end at each of ``ends`` past it, none of them too large."""
-    most = max(1, RUN_BYTES // page_bytes) * size
+def _new_runs(mark: Checkpoint, begin: int, ends: list[int], config: PoolConfig) -> tuple[Run, ...]:
+    """Return runs of a checkpoint's sequence from ``begin`` that end at each of ``ends`` past it,
+    none of them too large."""
+    size = config.page_tokens
+    most = max(1, RUN_BYTES // config.page_bytes) * size
     runs: list[Run] = []
     for end in sorted(end for end in set(ends) if end > begin):
         while begin < end:
             step = min(end, begin // size * size + most)
-            runs.append(Run(begin, tokens[4 * begin : 4 * step]))
+            runs.append(Run(begin, b"".join(ways.pieces(mark.where, begin, step))))
             begin = step
     return tuple(runs)
+
+
+def renew(marks: Iterable[Checkpoint], lost: Iterable[Run]) -> dict[Stored, Stored]:
+    """Make runs anew that no tier and no checkpoint has whole any more; return what took the
+    place of what.
+
+    Such a run went on where another sequence parted from it, and that sequence has gone: what is
+    left of it is what these checkpoints use.
+    """
+    fresh: dict[Run, Run] = {}
+    for run in lost:
+        ends = [
+            covering_end(mark.stored.runs, mark.stored.runs.index(run), mark.position)
+            for mark in marks
+            if mark.stored is not None and run in mark.stored.runs
+        ]
+        fresh[run] = Run(run.begin, run.tokens[: 4 * (max(ends) - run.begin)])
+    replaced: dict[Stored, Stored] = {}
+    for mark in marks:
+        old = mark.stored
+        if old is not None and not fresh.keys().isdisjoint(old.runs):
+            runs = [fresh.get(run, run) for run in old.runs]
+            mark.stored = replaced.setdefault(old, Stored(runs, old.image))
+            mark.table.known = _renewed(mark.table.known, fresh)
+    return replaced
+
+
+def _renewed(known: Known, fresh: dict[Run, Run]) -> Known:
+    upto, runs = known
+    for index, run in enumerate(runs):
+        new = fresh.get(run, run)
+        if new.end < covering_end(runs, index, upto):
+            return new.end, (*(fresh.get(each, each) for each in runs[:index]), new)
+    return upto, tuple(fresh.get(run, run) for run in runs)
 
 
 def pages_of(

@@ -13,7 +13,7 @@ from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk.folder import Folder
 from ninfer_pool.tiers.disk.geometry import Geometry, same_base
 from ninfer_pool.tiers.disk.manifest import Blob, EntryRecord, MarkRecord, RunBlob
-from ninfer_pool.tiers.parts import Draft, DraftMark, Image, Part, Run, Stored
+from ninfer_pool.tiers.parts import Draft, DraftMark, Image, Part, Run, Stored, covering_end
 from ninfer_pool.tiers.payload import Payload, Row, Source
 
 MANIFEST_BYTES = 2048
@@ -70,7 +70,7 @@ class DiskMedium:
             return self.folder.write_run(
                 begin=part.begin, end=part.end, tokens=part.tokens, pages=rows
             )
-        return self.folder.write_image(np.concatenate(rows)[: self._config.image_bytes])
+        return self.folder.write_image(_cut(rows, self._config.image_bytes))
 
     def reclaim(self, size: int) -> None:
         """Remove what other models left here, until ``size`` more bytes fit or none is left."""
@@ -93,13 +93,9 @@ class DiskMedium:
         if isinstance(place, RunBlob):
             self.folder.read_run(place, into=into, tokens=tokens, upto=upto)
             return
-        buffer = np.empty(self._config.image_bytes, dtype=np.uint8)
-        self.folder.read_image(place, buffer)
-        size = self._config.page_bytes
-        for index, row in enumerate(into):
-            piece = buffer[index * size : (index + 1) * size]
-            row[: len(piece)] = piece
-            row[len(piece) :] = 0
+        size = self._config.image_bytes
+        self.folder.read_image(place, _cut(into, size))
+        into[-1][size - self._config.page_bytes * (len(into) - 1) :] = 0
 
     def free(self, place: Blob) -> None:
         """Give up a file that no record names; the folder counts the records itself."""
@@ -158,9 +154,11 @@ class DiskMedium:
         records = sorted(self.folder.records.items(), key=lambda item: item[1].used)
         for number, (name, record) in enumerate(records):
             places: dict[Part, Blob] = {}
+            if _over(record):
+                self.remove(name)
+                continue
             try:
                 runs = [self._run(parts, places, blob) for blob in record.runs]
-                tokens = self.folder.tokens(record)
             except StoreError:
                 self.remove(name)
                 continue
@@ -175,6 +173,7 @@ class DiskMedium:
             ]
             if any(mark.expires is not None and self._clock is None for mark in marks):
                 continue  # its time cannot be told here
+            tokens = _tokens(record, runs)
             yield name, _draft(record, tokens, marks, tick=number - len(records)), places
 
     def _run(self, parts: dict[str, Part], places: dict[Part, Blob], blob: RunBlob) -> Run:
@@ -184,6 +183,27 @@ class DiskMedium:
             parts[f"runs/{blob.file}"] = part
         places[part] = blob
         return part
+
+
+def _over(record: EntryRecord) -> bool:
+    """Say whether the time of every checkpoint is over."""
+    now = time.time()
+    return all(mark.expires is not None and mark.expires <= now for mark in record.marks)
+
+
+def _tokens(record: EntryRecord, runs: Sequence[Run]) -> bytes:
+    """Return an entry's token ids, int32: those of its deepest checkpoint's runs."""
+    own = [runs[at] for at in record.marks[-1].runs]
+    ends = [covering_end(own, index, record.tokens) for index in range(len(own))]
+    return b"".join(run.tokens[: 4 * (end - run.begin)] for run, end in zip(own, ends, strict=True))
+
+
+def _cut(rows: Sequence[Row], size: int) -> list[Row]:
+    """Return an image's pages up to its end; those that lie together as one piece."""
+    if isinstance(rows, np.ndarray) and rows.flags.c_contiguous:
+        return [rows.reshape(-1)[:size]]
+    last = size - sum(map(len, rows[:-1]))
+    return [*rows[:-1], rows[-1][:last]]
 
 
 def _run_blob(blob: Blob) -> RunBlob:

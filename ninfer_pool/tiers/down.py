@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ninfer_pool.entry import Checkpoint, Entry
-from ninfer_pool.tiers.device import compose, draft_of, draft_of_spare, pages_of
+from ninfer_pool.tiers.device import draft_of, draft_of_spare, pages_of, renew
 from ninfer_pool.tiers.disk_medium import DiskMedium
-from ninfer_pool.tiers.parts import Draft, Part, Record
+from ninfer_pool.tiers.parts import Draft, Part, Record, Run
 from ninfer_pool.tiers.payload import Payload, Row, Source
 from ninfer_pool.tiers.shelf import Shelf
 from ninfer_pool.tiers.sources import DeviceSource, ShelfSource, StagedSource
@@ -50,7 +50,8 @@ class Descent:
         self._job: Generator[int, None, Record | None] | None = None
         self._job_marks: list[Checkpoint] = []
         self._drafts: dict[int, Draft] = {}
-        self._scanned = -1
+        self._scanned = self._untidied = -1
+        self._refused: dict[str, int] = {}
         for upper, lower in pairwise(shelves):
             upper.on_evict = _descending(self, upper, lower)
 
@@ -72,40 +73,60 @@ class Descent:
 
     def leaving(self, entry: Entry | None, mark: Checkpoint) -> None:
         """Store what is about to go from the device, unless it is stored already."""
-        shelf = self.shelves[0]
-        if mark.stored is not None and shelf.holds(mark.stored):
-            shelf.seen(mark.stored, tick=mark.tick)
+        if self._seen(self.shelves[0], mark):
             return
         if mark in self._job_marks:
             self._finish_job()
-            if shelf.holds(mark.stored):
+            if self._seen(self.shelves[0], mark):
                 return
         if any(draft.marks[-1].stored is mark.stored for draft in self.every()):
             return  # the worker is storing it, from a copy
-        if entry is None and not shelf.keeps_spares:
+        if entry is None and not self.shelves[0].keeps_spares:
             return
-        if entry is not None:
-            draft = draft_of(self.pool.retained, entry)
-            marks = list(self.pool.retained.path_marks(entry))
-        else:
-            draft, marks = draft_of_spare(self.pool.retained, mark), [mark]
-        self._store_first(shelf, draft, marks)
+        draft, _ = self._drafted(entry, mark)
+        for shelf in self.shelves[self.shelves.index(self._roomy(draft)) :]:
+            if self._seen(shelf, mark) or self._store_first(shelf, *self._drafted(entry, mark)):
+                return
 
-    def _store_first(self, shelf: Shelf, draft: Draft, marks: Sequence[Checkpoint]) -> None:
-        """Store an entry of the device; to disk by way of memory, where there is a thread."""
+    def _drafted(self, entry: Entry | None, mark: Checkpoint) -> tuple[Draft, Sequence[Checkpoint]]:
+        """Return what is about to go as a draft, and the checkpoints that have its parts."""
+        retained = self.pool.retained
+        if entry is None:
+            return draft_of_spare(retained, mark), [mark]
+        return draft_of(retained, entry), list(retained.path_marks(entry))
+
+    def _seen(self, shelf: Shelf, mark: Checkpoint) -> bool:
+        """Say whether a checkpoint lies on a shelf already; if so, that it was used till now."""
+        if mark.stored is None or not shelf.holds(mark.stored):
+            return False
+        shelf.seen(mark.stored, tick=mark.tick)
+        return True
+
+    def _roomy(self, draft: Draft) -> Shelf:
+        """Return the first tier that is large enough for an entry, else the last."""
+        parts = draft.parts()
+        for shelf in self.shelves[:-1]:
+            if sum(map(shelf.medium.size, parts)) <= shelf.medium.budget:
+                return shelf
+        return self.shelves[-1]
+
+    def _store_first(self, shelf: Shelf, draft: Draft, marks: Sequence[Checkpoint]) -> bool:
+        """Store an entry of the device; to disk by way of memory, where there is a thread.
+
+        False: it does not lie there, nor will it.
+        """
         source = self._device_source(shelf, draft, marks)
         if not (self.background and isinstance(shelf.medium, DiskMedium)):
-            self.store_now(shelf, draft, source)
-            return
+            return self.store_now(shelf, draft, source)
         size = sum(shelf.medium.size(part) for part in source.pages)
-        if self.worker.busy or size > STAGED_BYTES:
-            if self._too_late(shelf, size):
-                shelf.traffic.dropped += 1
-            else:
-                self.store_now(shelf, draft, source)
-            return
-        staged = StagedSource({part: _copied(source.rows(part)) for part in source.pages})
-        self.worker.submit(lambda: self.store_now(shelf, draft, staged))
+        if not self.worker.busy and size <= STAGED_BYTES:
+            staged = StagedSource({part: _copied(source.rows(part)) for part in source.pages})
+            self._submit(shelf, shelf, draft, staged)
+            return True
+        if self._too_late(shelf, size):
+            shelf.traffic.dropped += 1
+            return False
+        return self.store_now(shelf, draft, source)
 
     def whole(self, entry: Entry) -> tuple[Draft, DeviceSource]:
         """Return an entry of the device and where every part of it lies there."""
@@ -124,17 +145,13 @@ class Descent:
     ) -> DeviceSource:
         retained = self.pool.retained
         source = DeviceSource(self.payload, self.pool.config)
-        source.pages = pages_of(retained, marks, wanted())
-        if len(source.pages) < len(wanted()):  # cut short since it was stored: made of new runs
-            stored = {mark.stored for mark in draft.marks}
-            fresh = sorted(marks, key=lambda mark: mark.position)
-            fresh = [mark for mark in fresh if mark.stored in stored]
-            for mark in fresh:
-                mark.stored = None
-                mark.table.known = (0, ())
-            compose(retained, fresh)
-            for drafted, mark in zip(draft.marks, fresh, strict=True):
-                drafted.stored = mark.stored
+        parts = wanted()
+        source.pages = pages_of(retained, marks, parts)
+        lost = [part for part in parts if part not in source.pages and isinstance(part, Run)]
+        if lost:
+            replaced = renew(marks, lost)
+            for drafted in draft.marks:
+                drafted.stored = replaced.get(drafted.stored, drafted.stored)
             source.pages = pages_of(retained, marks, wanted())
         return source
 
@@ -155,19 +172,24 @@ class Descent:
         """Say whether a request would wait too long for something to be stored before it goes."""
         return self.background and shelf.write_seconds(size) > LATE_SECONDS
 
-    def store_now(self, shelf: Shelf, draft: Draft, source: Source) -> None:
-        """Store an entry at once."""
+    def expect(self, draft: Draft) -> None:
+        """An entry is about to be stored on another thread: from now on a deletion stops it."""
+        self._drafts[id(draft)] = draft
+
+    def store_now(self, shelf: Shelf, draft: Draft, source: Source) -> bool:
+        """Store an entry at once; say whether it lies there now."""
         for _ in self._storing(shelf, draft, source):
             pass
+        return shelf.holds(draft.marks[-1].stored)
 
     def _storing(
         self, shelf: Shelf, draft: Draft, source: Source
     ) -> Generator[int, None, Record | None]:
         medium = shelf.medium
-        if isinstance(medium, DiskMedium) and not medium.takes(draft):
-            return None
-        self._drafts[id(draft)] = draft
+        self.expect(draft)
         try:
+            if isinstance(medium, DiskMedium) and not medium.takes(draft):
+                return None
             lock, tick = self.pool.lock, self.tick
             return (yield from storing(shelf, draft, source, lock=lock, tick=tick))
         finally:
@@ -187,7 +209,7 @@ class Descent:
                 return self._tidy_host()
             moved = 0
             while self._job is not None and moved < max_bytes:
-                if any(mark.path is None for mark in self._job_marks):
+                if self._job_stale:
                     self._end_job()
                     break
                 try:
@@ -197,10 +219,15 @@ class Descent:
             return True
 
     def _finish_job(self) -> None:
-        if self._job is not None:
+        if self._job is not None and not self._job_stale:
             for _ in self._job:
                 pass
-        self._job, self._job_marks = None, []
+        self._end_job()
+
+    @property
+    def _job_stale(self) -> bool:
+        """Something that is being stored is gone from the device: its pages may hold others."""
+        return any(mark.path is None for mark in self._job_marks)
 
     def _end_job(self) -> None:
         if self._job is not None:
@@ -214,25 +241,38 @@ class Descent:
             return False
         if self.background and self.worker.busy and len(self.shelves) == 1:
             return False
+        if self._refuses(self.shelves[0]):
+            self._scanned = retained.version
+            return False
         margin = max(config.retained_pages // AHEAD, 2 * (1 + config.image_pages))
         slack = min(retained.ledger.free, config.retained_pages - retained.ledger.retained)
-        shelf = self.shelves[0]
         for entry in retained.ranking.order(retained.tick):
             if slack >= margin:
                 break
             slack += entry.bytes // config.page_bytes
             tip = entry.tip
-            if tip.guards or (tip.stored is not None and shelf.holds(tip.stored)):
-                continue
-            self._begin(shelf, entry)
-            return True
+            if not tip.guards and not self._stored(tip):
+                self._begin(entry)
+                return True
         self._scanned = retained.version
         return False
 
-    def _begin(self, shelf: Shelf, entry: Entry) -> None:
+    def _stored(self, tip: Checkpoint) -> bool:
+        """Say whether an entry lies in the first tier that could hold it."""
+        config = self.pool.config
+        pages = -(-tip.position // config.page_tokens) + config.image_pages
+        shelves = [s for s in self.shelves if pages * config.page_bytes <= s.medium.budget]
+        shelf = (shelves or self.shelves)[0]
+        below = self.shelves[self.shelves.index(shelf) :]
+        roomy = shelf is self.shelves[-1] or pages * config.page_bytes * 2 <= shelf.medium.budget
+        held = below[:1] if roomy else below
+        return tip.stored is not None and any(each.holds(tip.stored) for each in held)
+
+    def _begin(self, entry: Entry) -> None:
         retained = self.pool.retained
         draft = draft_of(retained, entry)
         marks = list(retained.path_marks(entry))
+        shelf = self._roomy(draft)
         if self.background and isinstance(shelf.medium, DiskMedium):
             self._store_first(shelf, draft, marks)
             return
@@ -246,29 +286,42 @@ class Descent:
         if len(self.shelves) < 2 or self.worker.busy:
             return False
         upper, lower = self.shelves
+        if self._refuses(lower):
+            self._untidied = self.pool.retained.version
+        if self._untidied == self.pool.retained.version:
+            return False
         margin = upper.medium.budget // AHEAD
         slack = upper.medium.budget - upper.medium.used
         for record in upper.order(self.tick):
             if slack >= margin:
-                return False
+                break
             slack += record.entry.bytes
             if not lower.holds(record.tip.stored):
                 draft = upper.draft(record, spares=lower.keeps_spares)
-                self._submit(upper, lower, draft)
+                self._submit(upper, lower, draft, ShelfSource(upper))
                 return True
+        self._untidied = self.pool.retained.version
         return False
 
-    def _submit(self, upper: Shelf, lower: Shelf, draft: Draft) -> None:
-        """Copy an entry from one tier to another off this thread; its parts stay meanwhile."""
+    def _refuses(self, shelf: Shelf) -> bool:
+        """Say whether the last store there came to nothing, once: a full disk is asked again only
+        when something has changed."""
+        count = shelf.traffic.failed + shelf.traffic.dropped
+        before, self._refused[shelf.name] = self._refused.get(shelf.name, 0), count
+        return count != before
+
+    def _submit(self, holder: Shelf, shelf: Shelf, draft: Draft, source: Source) -> None:
+        """Store an entry off this thread; what ``holder`` has of it stays there meanwhile."""
         parts = draft.parts()
-        upper.hold(parts)
+        holder.hold(parts)
+        self.expect(draft)
 
         def work() -> None:
             try:
-                self.store_now(lower, draft, ShelfSource(upper))
+                self.store_now(shelf, draft, source)
             finally:
                 with self.pool.lock:
-                    upper.drop(parts)
+                    holder.drop(parts)
 
         self.worker.submit(work)
 
@@ -314,4 +367,4 @@ def _descending(down: Descent, upper: Shelf, lower: Shelf) -> Callable[[Record],
 
 
 def _copied(rows: Sequence[Row]) -> list[Row]:
-    return list(np.stack(rows)) if rows else []
+    return list(np.stack(rows)) if len(rows) else []

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ninfer_pool.config import PoolConfig
 from ninfer_pool.tiers.parts import Draft, Part, Run
-from ninfer_pool.tiers.payload import Payload, Row, Source
+from ninfer_pool.tiers.payload import Payload, Row, Source, copy_rows, rows_of
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 
@@ -73,12 +73,11 @@ class HostMemory:
         self, part: Part, place: Ids, into: Sequence[Row], *, tokens: bytes, upto: int
     ) -> None:
         """Copy a part's pages out."""
-        for row, own in zip(into, self.views(place), strict=False):
-            row[:] = own
+        copy_rows(self.views(place)[: len(into)], into)
 
     def free(self, place: Ids) -> None:
         """Give a part's pages back."""
-        self._free[self._top : self._top + len(place)] = place
+        self._free[self._top : self._top + len(place)] = place[::-1]  # ascending when taken again
         self._top += len(place)
 
     def commit(self, draft: Draft, places: dict[Part, Ids]) -> None:
@@ -89,7 +88,7 @@ class HostMemory:
 
     def views(self, place: Ids) -> Sequence[Row]:
         """Return a part's pages, writable."""
-        return [] if self._slab is None else [self._slab[page] for page in place]
+        return [] if self._slab is None else rows_of(self._slab, place.tolist())
 
     def check(self, places: Sequence[Ids]) -> None:
         """Recount what is free and taken; AssertionError names what is off."""

@@ -106,7 +106,12 @@ class Draft:
 
 def all_parts(stored: Iterable[Stored]) -> dict[Part, None]:
     """Return the pieces of several checkpoints, each once, in order."""
-    return {part: None for each in stored for part in each.parts()}
+    found: dict[Part, None] = {}
+    for each in stored:
+        found.update(dict.fromkeys(each.runs))
+        if each.image is not None:
+            found[each.image] = None
+    return found
 
 
 class Kept(Checkpoint):
@@ -170,6 +175,8 @@ def clipped(runs: Sequence[Run], position: int) -> tuple[Run, ...]:
 
 
 class _Marked(Protocol):
+    cuts: tuple[int, ...] | None
+    position: int
     kind: str
     spare: bool
 
@@ -185,4 +192,16 @@ def without_spares(marks: Sequence[M]) -> list[M]:
     """
     typed = [mark for mark in marks[:-1] if mark.kind not in ("frontier", "grid")]
     newest = typed[-1] if typed else None
-    return [mark for mark in marks if not mark.spare or mark is newest]
+    return [mark for mark in marks if not mark.spare or mark in (newest, marks[-1])]
+
+
+def one_each(marks: Sequence[M]) -> list[M]:
+    """Return of an entry's checkpoints (ascending) one at each position: the tip, an exact one
+    before others, the last of equals."""
+    best: dict[int, M] = {}
+    for mark in marks[:-1]:
+        known = best.get(mark.position)
+        if known is None or known.cuts is None or mark.cuts is not None:
+            best[mark.position] = mark
+    best[marks[-1].position] = marks[-1]
+    return list(best.values())

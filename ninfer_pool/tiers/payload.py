@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from itertools import chain
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ class Payload(Protocol):
     def write(self, pages: Sequence[int], rows: Sequence[Row]) -> None:
         """Copy host memory to pages; ``rows`` may change once it has returned."""
 
-    def views(self, pages: Sequence[int]) -> list[Row] | None:
+    def views(self, pages: Sequence[int]) -> Sequence[Row] | None:
         """Return the pages themselves as writable rows, where they lie in host memory."""
 
     def allocate(self, num_pages: int) -> npt.NDArray[np.uint8]:
@@ -75,21 +76,36 @@ class ArrayPayload:
 
     def read(self, pages: Sequence[int], rows: Sequence[Row]) -> None:
         """Copy pages out."""
-        for page, row in zip(pages, rows, strict=True):
-            row[:] = self._slab[page]
+        copy_rows(self.views(pages), rows)
 
     def write(self, pages: Sequence[int], rows: Sequence[Row]) -> None:
         """Copy pages in."""
-        for page, row in zip(pages, rows, strict=True):
-            self._slab[page] = row
+        copy_rows(rows, self.views(pages))
 
-    def views(self, pages: Sequence[int]) -> list[Row] | None:
+    def views(self, pages: Sequence[int]) -> Sequence[Row]:
         """Return the rows of the slab."""
-        return [self._slab[page] for page in pages]
+        return rows_of(self._slab, pages)
 
     def allocate(self, num_pages: int) -> npt.NDArray[np.uint8]:
         """Return plain memory."""
         return np.empty((num_pages, self._slab.shape[1]), dtype=np.uint8)
+
+
+def rows_of(slab: npt.NDArray[np.uint8], pages: Sequence[int]) -> Sequence[Row]:
+    """Return pages of a slab: as one array where they follow one another, else apart."""
+    first, count = (pages[0], len(pages)) if pages else (0, 0)
+    if count > 1 and pages[-1] == first + count - 1 and [*pages] == [*range(first, first + count)]:
+        return cast(Sequence[Row], slab[first : first + count])
+    return [slab[page] for page in pages]
+
+
+def copy_rows(rows: Sequence[Row], into: Sequence[Row]) -> None:
+    """Copy pages, in one piece where both are one array."""
+    if isinstance(rows, np.ndarray) and isinstance(into, np.ndarray):
+        np.copyto(into, rows)
+        return
+    for row, target in zip(rows, into, strict=True):
+        np.copyto(target, row)
 
 
 def assemble(
@@ -105,17 +121,37 @@ def assemble(
     Where two runs share a page, the later one's rows are laid over the earlier one's. One run's
     pages are asked for at a time.
     """
+    found = pieces(runs, position, page_tokens=page_tokens, regions=regions, rows_of=rows_of)
+    return chain.from_iterable(found)
+
+
+def pieces(
+    runs: Sequence[Run],
+    position: int,
+    *,
+    page_tokens: int,
+    regions: Regions | None,
+    rows_of: Callable[[Run], Sequence[Row]],
+) -> Iterator[Sequence[Row]]:
+    """Yield the same pages as `assemble`, those of one run together."""
     shared: Row | None = None
     for index, run in enumerate(runs):
         end = covering_end(runs, index, position)
         first, last = run.begin // page_tokens, -(-end // page_tokens)
-        rows = list(rows_of(run)[: last - first])
-        if shared is not None and rows:
-            rows[0] = _overlaid(shared, rows[0], regions, run.begin % page_tokens, page_tokens)
+        rows = rows_of(run)[: last - first]
+        joined: list[Row] = []
+        if shared is not None and len(rows):
+            offset = run.begin % page_tokens
+            joined = [_overlaid(shared, rows[0], regions, offset, page_tokens)]
+            rows = rows[1:]
         shared = None
-        if end % page_tokens and index + 1 < len(runs) and rows:
-            shared = rows.pop().copy()
-        yield from rows
+        if end % page_tokens and index + 1 < len(runs) and (joined or len(rows)):
+            shared = (rows[-1] if len(rows) else joined.pop()).copy()
+            rows = rows[:-1]
+        if joined:
+            yield joined
+        if len(rows):
+            yield rows
 
 
 def _overlaid(below: Row, above: Row, regions: Regions | None, first: int, page_tokens: int) -> Row:

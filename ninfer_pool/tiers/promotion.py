@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappush
-from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from ninfer_pool.prompt import Prompt
 from ninfer_pool.retained import Stretch
 from ninfer_pool.room import Bill, fit_budget, free_pages
 from ninfer_pool.tiers.parts import Kept, Run, Stored, clipped, covering_end
-from ninfer_pool.tiers.payload import Payload, Row, assemble
+from ninfer_pool.tiers.payload import Payload, Row, pieces
 from ninfer_pool.tiers.shelf import Shelf
 
 if TYPE_CHECKING:
@@ -159,19 +158,23 @@ def _move(
     pages = ids[skip:].tolist()
     first = shelf.places[runs[0]]
     if shelf.medium.views(first) is not None:
-        rows = assemble(
+        at = 0
+        for rows in pieces(
             runs,
             position,
             page_tokens=config.page_tokens,
             regions=payload.regions,
             rows_of=lambda run: _rows(shelf, run),
-        )
-        payload.write(pages, list(islice(rows, skip, None)))
+        ):
+            here, begin = max(0, skip - at), at
+            at += len(rows)
+            if begin + here < at:
+                payload.write(ids[begin + here : at].tolist(), rows[here:])
         return
     into = payload.views(pages)
     staged = into is None
     if into is None:
-        into = list(np.empty((len(pages), config.page_bytes), dtype=np.uint8))
+        into = _scratch(len(pages), config.page_bytes)
     for index, run in enumerate(runs):
         end = covering_end(runs, index, position)
         if end > skip * config.page_tokens:
@@ -180,18 +183,26 @@ def _move(
         payload.write(pages, into)
 
 
+def _scratch(count: int, page_bytes: int) -> Sequence[Row]:
+    return cast(Sequence[Row], np.empty((count, page_bytes), dtype=np.uint8))
+
+
 def _rows(shelf: Shelf, run: Run) -> Sequence[Row]:
     rows: Sequence[Row] | None = shelf.medium.views(shelf.places[run])
     assert rows is not None, "a tier whose parts lie partly in memory"
     return rows
 
 
-def _read(shelf: Shelf, run: Run, prompt: Prompt, into: list[Row], *, end: int, skip: int) -> None:
+def _read(
+    shelf: Shelf, run: Run, prompt: Prompt, into: Sequence[Row], *, end: int, skip: int
+) -> None:
     """Read the rows ``[begin, end)`` of a run, of which the first ``skip`` pages are there."""
     size = shelf.config.page_tokens
     first, last = run.begin // size, -(-end // size)
     spare = [np.empty_like(into[0]) for _ in range(first, min(skip, last))]
-    rows = [*spare, *into[max(first, skip) - skip : last - skip]]
+    rows = into[max(first, skip) - skip : last - skip]
+    if spare:
+        rows = [*spare, *rows]
     tokens = prompt.buffer[4 * run.begin : 4 * end].tobytes()
     shelf.medium.read(run, shelf.places[run], rows, tokens=tokens, upto=end)
 
@@ -204,10 +215,9 @@ def _move_image(
     place: Any = shelf.places[image]
     rows = shelf.medium.views(place)
     if rows is None:
-        rows = payload.views(pages)
-        into = rows or list(np.empty((len(pages), pool.config.page_bytes), dtype=np.uint8))
-        shelf.medium.read(image, place, into, tokens=b"", upto=0)
-        if rows is not None:
+        own = payload.views(pages)
+        rows = _scratch(len(pages), pool.config.page_bytes) if own is None else own
+        shelf.medium.read(image, place, rows, tokens=b"", upto=0)
+        if own is not None:
             return
-        rows = into
     payload.write(pages, rows)

@@ -230,7 +230,8 @@ def _into(
     pool: PrefixPool, payload: Payload, pages: list[int], read: Callable[[list[Row]], None]
 ) -> None:
     views = payload.views(pages)
-    rows = views or list(np.empty((len(pages), pool.config.page_bytes), dtype=np.uint8))
+    size = (len(pages), pool.config.page_bytes)
+    rows = list(np.empty(size, dtype=np.uint8) if views is None else views)
     read(rows)
     if views is None:
         payload.write(pages, rows)
@@ -242,7 +243,7 @@ def _attach(
     """Retain the checkpoints: those with a page of their own first, each a computation apart."""
     retained = pool.retained
     groups = [[mark] for mark in marks if mark.tail] + [[m for m in marks if not m.tail]]
-    fresh: list[Checkpoint] = []
+    every: list[Checkpoint] = []
     entry = None
     for group in groups:
         table = Table(room.line.copy())
@@ -259,18 +260,17 @@ def _attach(
             attributes=attributes,
             key=key,
         )
-        entry, stands = retained.attach(
+        entry, _ = retained.attach(
             stretch,
             fresh=made,
             prompt_tokens=min(bundle.prompt_tokens, end),
             priority=bundle.priority,
         )
-        fresh += stands
+        every += made
         _expire(pool, made)
-    for mark in fresh:
-        if mark.path is not None:  # the later groups do not make the earlier ones useless
-            retained.spares.discard(mark)
-    stay = [mark for mark in fresh if mark.path is not None]
+    stay = [mark for mark in every if mark.path is not None]
+    for mark in stay:  # the later groups do not make the earlier ones useless
+        retained.spares.discard(mark)
     fit_budget(retained, Bill(), fresh=stay, keep=entry)
     retained.note_peaks()
 

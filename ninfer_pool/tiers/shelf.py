@@ -6,7 +6,7 @@ Internal: `Tiers` calls this under the pool's lock.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from ninfer_pool import index, ways
@@ -27,6 +27,7 @@ from ninfer_pool.tiers.parts import (
     Run,
     Stored,
     all_parts,
+    one_each,
     without_spares,
 )
 from ninfer_pool.tiers.rates import Rates
@@ -120,15 +121,34 @@ class Shelf:
                 if part in self.places:
                     self.medium.free(self.places.pop(part))
 
-    def make_room(self, size: int, *, tick: int, sparing: Iterable[Record] = ()) -> bool:
-        """Let records go until ``size`` more bytes fit; False where they never will."""
+    def could_hold(self, draft: Draft, *, sparing: Iterable[Record] = ()) -> bool:
+        """Say whether an entry fits beside those spared, whatever else goes. O(their parts)."""
+        firm = draft.parts()
+        for record in {*sparing, *self.reading}:
+            firm.update(all_parts(kept.stored for kept in record.marks if not kept.spare))
+        for record in self.records.values():
+            if record.pinned:
+                firm.update(record.parts)
+        size = sum(map(self.medium.size, firm)) + self.medium.overhead(draft)
+        return size + self.reserved <= self.medium.budget
+
+    def make_room(
+        self,
+        size: int,
+        *,
+        tick: int,
+        sparing: Iterable[Record] = (),
+        keep: Container[Stored] = (),
+    ) -> bool:
+        """Let records go until ``size`` more bytes fit; False where they never will.
+
+        Records in ``sparing`` stay, but for superseded checkpoints of theirs not in ``keep``.
+        """
         medium, spared = self.medium, set(sparing)
         size += self.reserved
-        if size > medium.budget:
-            return False
         medium.reclaim(size)
         while medium.used + size > medium.budget:
-            spare = next((kept for kept in self.spares if kept.record not in spared), None)
+            spare = next((k for k in self.spares if k.stored not in keep), None)
             if spare is not None:
                 self._shed(spare)
                 continue
@@ -168,6 +188,7 @@ class Shelf:
         view = memoryview(draft.tokens)
         hops = self.walk(draft.namespace, view, draft.attributes)
         if not hops:
+            draft.marks = self._kept(draft.marks)
             return []
         old = [
             kept.record
@@ -183,10 +204,13 @@ class Shelf:
                 if kept.position <= upto and kept.stored not in mine:
                     spare = kept.spare or not stays
                     carried[kept.stored] = _again(kept, spare=spare)
-        marks = sorted([*draft.marks, *carried.values()], key=lambda mark: mark.position)
-        draft.marks = marks if self.keeps_spares else without_spares(marks)
+        marks = [*carried.values(), *draft.marks]
+        draft.marks = self._kept(sorted(marks, key=lambda mark: mark.position))
         busy = self.reading
         return [each for each in dict.fromkeys(old) if not each.pinned and each not in busy]
+
+    def _kept(self, marks: list[DraftMark]) -> list[DraftMark]:
+        return marks if self.keeps_spares else one_each(without_spares(marks))
 
     def add(self, draft: Draft, *, name: str | None = None, tick: int) -> Record:
         """Offer a whole entry; every part of it lies here."""

@@ -16,17 +16,20 @@ from ninfer_pool.namespace import Namespace
 from ninfer_pool.pool import PrefixPool
 from ninfer_pool.prompt import Prompt
 from ninfer_pool.results import EntryInfo, TierStats
+from ninfer_pool.room import Bill, drop_entry
 from ninfer_pool.search import Rules
 from ninfer_pool.tiers import saving
 from ninfer_pool.tiers.describe import describe, tier_stats
+from ninfer_pool.tiers.device import compose
 from ninfer_pool.tiers.disk_medium import DiskMedium, geometry_of
 from ninfer_pool.tiers.down import Descent
 from ninfer_pool.tiers.parts import Draft, Record
 from ninfer_pool.tiers.payload import Payload, Source
 from ninfer_pool.tiers.rates import Rates
-from ninfer_pool.tiers.shelf import Shelf
+from ninfer_pool.tiers.shelf import Shelf, unconsumed
 from ninfer_pool.tiers.sources import ShelfSource
 from ninfer_pool.tiers.up import Ascent
+from ninfer_pool.tiers.worker import tell_fault
 
 
 class Tiers:
@@ -78,7 +81,7 @@ class Tiers:
             shelf.on_change = self._changed
         pool.below = self
         if self.shelves:
-            pool.retained.keeper = self.down.leaving
+            pool.retained.keeper = self
             pool.retained.tiers = tuple(self.shelves)
         self._open_disk()
 
@@ -97,8 +100,16 @@ class Tiers:
     # -- what the pool asks ----------------------------------------------------------------
 
     def leaving(self, entry: Entry | None, mark: Checkpoint) -> None:
-        """See `Below`."""
-        self.down.leaving(entry, mark)
+        """See `Below`. Whatever goes wrong here is told, and fails no request (G8)."""
+        try:
+            self.down.leaving(entry, mark)
+        except Exception:
+            self.shelves[0].traffic.failed += 1
+            tell_fault()
+
+    def forked(self, source: Checkpoint) -> None:
+        """See `Below`: from now on it is known what both are made of, so that it is stored once."""
+        compose(self.pool.retained, [source])
 
     def raise_up(self, prompt: Prompt, request: Request, rules: Rules, *, lane: bool) -> Request:
         """See `Below`."""
@@ -126,26 +137,41 @@ class Tiers:
                 if record.entry.identity in shelf.records:
                     found = True
                     namespace, carried = record.entry.namespace, record.attributes
-                    self._forget(namespace, shelf.sequence(record), carried)
+                    tokens = shelf.sequence(record)
+                    self._forget(namespace, tokens, carried)
+                    self._drop_above(namespace, tokens, carried)
         return found
+
+    def _drop_above(self, namespace: Namespace, tokens: bytes, carried: list[Attribute]) -> None:
+        """Remove what the device still has of a sequence that was deleted below."""
+        retained = self.pool.retained
+        hops = retained.walk(namespace, memoryview(tokens), carried)
+        tips = [path.tip for path, upto in hops if path.tip and path.tip.tip.position <= upto]
+        for entry in tips:
+            if not any(mark.guards for mark in retained.private_marks(entry)):
+                drop_entry(retained, entry, Bill())
 
     def clear(self) -> int:
         """See `Below`."""
         for draft in self.down.every():
             draft.cancelled = True
-        gone = len(self.entries())
+        gone = len(list(self._only_below()))
         for shelf in self.shelves:
             for record in list(shelf.records.values()):
                 shelf.remove(record)
         return gone
 
-    def entries(self, where: Callable[[Namespace], bool] | None = None) -> list[EntryInfo]:
+    def entries(
+        self, where: Callable[[Namespace], bool] | None = None, newest: int | None = None
+    ) -> list[EntryInfo]:
         """See `Below`."""
-        return [
-            describe(shelf, record)
+        found = [
+            (shelf, record)
             for shelf, record in self._only_below()
             if where is None or where(record.entry.namespace)
         ]
+        first = 0 if newest is None else max(0, len(found) - newest)
+        return [describe(shelf, record) for shelf, record in found[first:]]
 
     def _only_below(self) -> Iterator[tuple[Shelf, Record]]:
         """Yield what lies in no higher tier, by key, the lowest tier's first."""
@@ -186,7 +212,7 @@ class Tiers:
 
     def check(self) -> None:
         """See `Below`."""
-        if not self.down.every():
+        if not self.down.every() and not self.down.worker.busy:
             for shelf in self.shelves:
                 shelf.check()
 
@@ -272,7 +298,8 @@ class Tiers:
 
 
 def _same_conversation(hops: list[index.Hop], total: int) -> Iterator[Record]:
-    """Yield the records that end on the way of a sequence, and the only one that continues it."""
+    """Yield the records that end on the way of a sequence, and the only one that continues it, or
+    whose answer's tail it parts from: that tail was the same conversation's, an answer ago."""
     if not hops:
         return
     for kept in index.marks_upto(hops, total):
@@ -280,7 +307,9 @@ def _same_conversation(hops: list[index.Hop], total: int) -> Iterator[Record]:
         if record.tip is kept:
             yield record
     path, upto = hops[-1]
-    if upto == total:
+    if upto < total:
+        yield from unconsumed(path, upto)
+    else:
         beyond = {
             kept.record: None
             for sub in path.subtree()

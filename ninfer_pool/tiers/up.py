@@ -11,10 +11,10 @@ from ninfer_pool.admission import Request, search
 from ninfer_pool.errors import StoreError
 from ninfer_pool.planner import canonical_cuts
 from ninfer_pool.prompt import Prompt
-from ninfer_pool.search import Found, Rules, find
+from ninfer_pool.search import Found, Rules, deepest_resume, find
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.down import Descent
-from ninfer_pool.tiers.parts import Draft, Kept, Record
+from ninfer_pool.tiers.parts import Draft, Kept, Part, Record
 from ninfer_pool.tiers.payload import Payload
 from ninfer_pool.tiers.promotion import Shared, promote, shared_with
 from ninfer_pool.tiers.shelf import Shelf
@@ -43,7 +43,8 @@ class Ascent:
 
     def raise_up(self, prompt: Prompt, request: Request, rules: Rules, *, lane: bool) -> Request:
         """See `Below`. What is damaged is counted, forgotten, and the next best is taken."""
-        while lane:
+        deepest = deepest_resume(self.pool.config, prompt)
+        while lane and request.found.position < deepest:
             best = self._best(prompt, request, rules)
             if best is None:
                 return request
@@ -78,10 +79,12 @@ class Ascent:
         ledger, size = retained.ledger, config.page_tokens
         back = -(-at // size) - shared.pages + config.image_pages
         own = -(-(len(prompt) + request.reserve_tokens) // size) - at // size
-        firm = 0
+        firm = guarded = 0
         if shared.mark is not None:
-            firm = ledger.yielding(retained.units_of(shared.mark))
-        room = config.retained_pages - ledger.protected - firm
+            units = retained.units_of(shared.mark)
+            firm = ledger.yielding(units)
+            guarded = ledger.size(units[ledger.kept[units] == 0])
+        room = config.retained_pages - ledger.protected - guarded
         return back + own <= ledger.freeable - firm and back <= room
 
     def _promote(
@@ -141,7 +144,11 @@ class Ascent:
             self._fetched = record
             shelf.reading.append(record)
             draft = shelf.draft(record, spares=False)
-        worker.submit(lambda: self._fetch(shelf, record, draft, notify))
+            parts = draft.parts()
+            shelf.hold(parts)
+            if len(self.shelves) > 1:
+                self.down.expect(draft)
+        worker.submit(lambda: self._fetch(shelf, record, draft, parts, notify))
         return True
 
     def _on_disk(self, prompt: Prompt, shelf: Shelf) -> Record | None:
@@ -159,7 +166,12 @@ class Ascent:
         return found.mark.record
 
     def _fetch(
-        self, disk: Shelf, record: Record, draft: Draft, notify: Callable[[], None] | None
+        self,
+        disk: Shelf,
+        record: Record,
+        draft: Draft,
+        parts: dict[Part, None],
+        notify: Callable[[], None] | None,
     ) -> None:
         """On the worker's thread: to host memory, or at least to the system's page cache."""
         source = ShelfSource(disk)
@@ -167,11 +179,12 @@ class Ascent:
             if len(self.shelves) > 1:
                 self.down.store_now(self.shelves[0], draft, source)
             else:
-                for part in draft.parts():
+                for part in parts:
                     source.rows(part)
         except (StoreError, OSError):
             disk.traffic.failed += 1
         finally:
             with self.pool.lock:
                 disk.reading.remove(record)
+                disk.drop(parts)
             self.down.worker.after(notify)

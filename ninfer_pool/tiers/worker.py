@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
@@ -52,6 +53,8 @@ class Worker:
                 return
             try:
                 job()
+            except Exception:  # our own bug: told, but nobody waits for ever
+                tell_fault()
             finally:
                 with self._idle:
                     self._job = None
@@ -72,3 +75,9 @@ class Worker:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+
+def tell_fault() -> None:
+    """Report the exception in hand, a fault of ours, where those of threads are reported."""
+    told = (*sys.exc_info(), threading.current_thread())
+    threading.excepthook(threading.ExceptHookArgs(told))

@@ -253,6 +253,40 @@ def test_bytes_are_told_apart_by_use(page: Page, url: str) -> None:
     expect(entries(page).first).to_contain_text("10.0 MiB KV + 20.0 MiB states")
 
 
+TIER = {
+    "stored": 4, "stored_bytes": 9, "images": 4, "promoted": 3, "promoted_bytes": 9,
+    "dropped": 0, "failed": 0, "damaged": 0, "entries": 2, "checkpoints": 5,
+}  # fmt: skip
+
+
+def test_tiers_are_bars_and_entries_and_requests_name_theirs(page: Page, url: str) -> None:
+    ask(page, url, FIRST)
+    said = pool(page, url)
+    mib = 2**20
+    expect(page.locator("#tiers")).to_be_hidden()
+    said["tiers"] = [
+        {"tier": "host", "bytes": 30 * mib, "budget_bytes": 120 * mib, **TIER},
+        {"tier": "disk", "bytes": 5 * mib, "budget_bytes": 1024 * mib, **TIER, "damaged": 1},
+    ]
+    below = {"tier": "disk", "key": "d" * 32, "age_seconds": None, "idle_seconds": None}
+    said["entries"].append(said["entries"][0] | below)
+    said["requests"][0] |= {"tier": "disk", "cached_tokens": 9}
+    page.route("**/pool", lambda route: route.fulfill(json=said))
+    rows = page.locator("#tiers > li")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(1)).to_contain_text("Host memory30.0 MiB of 120 MiB")
+    expect(rows.nth(2)).to_contain_text("2 entries · 3 checkpoints brought back · 1 found damaged")
+    used, bar = (rows.nth(1).locator(at).bounding_box() for at in (".bar .kv", ".bar"))
+    assert used is not None
+    assert bar is not None
+    assert used["width"] == pytest.approx(bar["width"] / 4, abs=2)
+    expect(entries(page)).to_have_count(2)
+    expect(entries(page).last.locator(".badge.disk")).to_be_visible()
+    expect(entries(page).last).to_contain_text("in the disk tier")
+    expect(page.locator("#memory > .group")).to_have_count(1)  # the device's alone
+    expect(requests(page).first).to_contain_text("from disk")
+
+
 def test_many_small_entries_share_a_stretch_of_the_bar(page: Page, url: str) -> None:
     ask(page, url, FIRST)
     said = pool(page, url)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -78,9 +78,9 @@ def _collect(pipe: IO[str] | None, lines: list[str]) -> None:
 
 
 @contextmanager
-def started(*options: str, port: int = 0) -> Iterator[Process]:
+def started(*options: str, port: int = 0, command: Sequence[str] = COMMAND) -> Iterator[Process]:
     """A server on a port that is free."""
-    line = (*COMMAND, "--port", str(port), *SMALL, *options)
+    line = (*command, "--port", str(port), *SMALL, *options)
     pipe = subprocess.PIPE
     process = Process(
         subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env=environment())

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,14 @@ def entries(url: str) -> dict[str, str]:
     return {entry["key"]: entry["tier"] for entry in shown["entries"]}
 
 
+def resumes_as_it_was(url: str, text: str, answer: str) -> None:
+    """A prompt that was asked in another life, whole from where it was kept."""
+    body = ask(url, [{"role": "user", "content": text}])
+    assert body["choices"][0]["message"]["content"] == answer
+    assert body["pool"]["tier"] in ("disk", "device")
+    assert cached(body) == body["usage"]["prompt_tokens"]
+
+
 def test_what_was_on_disk_outlives_a_server_that_is_killed(
     tmp_path: Path, *, long_run: bool
 ) -> None:
@@ -128,12 +137,8 @@ def test_what_was_on_disk_outlives_a_server_that_is_killed(
                 text = f"Life {life}, question {number}: what of the sea? " * 12
                 body = ask(process.url, [{"role": "user", "content": text}])
                 answers[body["pool"]["key"]] = text, body["choices"][0]["message"]["content"]
-            for key in sorted(committed)[:3]:
-                text, answer = answers[key]
-                body = ask(process.url, [{"role": "user", "content": text}])
-                assert body["choices"][0]["message"]["content"] == answer
-                assert body["pool"]["tier"] in ("disk", "device")
-                assert cached(body) == body["usage"]["prompt_tokens"]
+            for key in sorted(committed & answers.keys())[:3]:
+                resumes_as_it_was(process.url, *answers[key])
             committed = {key for key, tier in entries(process.url).items() if tier == "disk"}
             assert committed
             with streaming(process, {**ENDLESS, "max_tokens": 400}):
@@ -142,7 +147,9 @@ def test_what_was_on_disk_outlives_a_server_that_is_killed(
             assert "Traceback" not in "".join(process.err)
     with started(*below) as process:
         found = entries(process.url)
-        assert committed <= found.keys() <= answers.keys()
+        assert committed <= found.keys()
+        for key in sorted(found.keys() & answers.keys())[:6]:
+            resumes_as_it_was(process.url, *answers[key])
         stopped(process)
     assert main(["store", "verify", str(store)]) == 0
     assert not [path for path in store.rglob("*") if path.name.startswith((".", "tmp"))]
@@ -169,6 +176,36 @@ def test_it_ends_in_the_time_that_was_stated_and_a_second_signal_at_once(tmp_pat
         assert time.monotonic() - begun < 3
         assert process.out[-1].startswith("stopped: ")
         assert "Traceback" not in "".join(process.err)
+
+
+HANGING = """
+import pathlib, sys, time
+from ninfer_pool.cli import main
+from ninfer_pool.tiers.disk.files import Files
+inner = Files.sync
+def sync(self, file):
+    while pathlib.Path({trigger!r}).exists():
+        time.sleep(0.01)
+    inner(self, file)
+Files.sync = sync
+raise SystemExit(main(sys.argv[1:]))
+"""
+
+
+def test_a_disk_that_hangs_does_not_keep_a_server_from_ending_in_time(tmp_path: Path) -> None:
+    trigger, store = tmp_path / "hang", tmp_path / "store"
+    command = (sys.executable, "-c", HANGING.format(trigger=str(trigger)), "serve")
+    below = ("--disk-dir", str(store), "--disk-budget", "256MiB")
+    with started("--shutdown-seconds", "2", *below, command=command) as process:
+        ask(process.url, [{"role": "user", "content": "Good morning."}])
+        trigger.touch()
+        begun = time.monotonic()
+        process.inner.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert time.monotonic() - begun < 2 + 1
+        said = process.out[-1]
+        assert re.fullmatch(r"stopped: 0 entries on disk \(.*\), 1 not written\n", said)
+    assert main(["store", "verify", str(store)]) == 0
 
 
 def test_a_folder_is_free_again_when_its_server_was_killed(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ class World:
     def __init__(self, seed: int, folder: Path, *, background: bool) -> None:
         self.random = random.Random(seed)
         self.folder = folder
+        folder.mkdir()
         self.background = background
         self.now = 0.0
         self.chats: list[Chat] = []
@@ -226,7 +227,13 @@ class World:
             return
         self.driver.pool.save(entry.key, path)
         other = TieredDriver(replace(self.config, retained_bytes=None, num_pages=200))
-        assert other.pool.load(path) == entry.key
+        try:
+            key = other.pool.load(path)
+        except StoreError as error:
+            if "its time is over" in str(error):
+                return
+            raise
+        assert key == entry.key
         other.audit()
         assert [each.key for each in other.pool.entries()] == [entry.key]
 
@@ -246,7 +253,8 @@ class World:
             audit_tiers(driver)
             for tier in driver.pool.stats().tiers:
                 assert 0 <= tier.bytes <= tier.budget_bytes
-            if list(driver.tiers.down.every()):  # something is on its way
+            down = driver.tiers.down
+            if down.every() or down.worker.busy:  # something is on its way
                 return
             for shelf in driver.tiers.shelves:
                 shelf.check()
@@ -273,7 +281,7 @@ class World:
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["at-once", "background"])
-def test_random_conversations(tmp_path: Path, long_run: bool, background: bool) -> None:
+def test_random_conversations(tmp_path: Path, *, long_run: bool, background: bool) -> None:
     """Everything at once, in worlds of all kinds and sizes."""
     resumed: Counter[str | None] = Counter()
     for seed in range(300 if long_run else 9):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ninfer_pool import PoolConfig
+from ninfer_pool import Namespace, PoolConfig
 from ninfer_pool.testing.driver import SPACE, Driver
 from ninfer_pool.testing.symbolic import SymbolicEngine
 from ninfer_pool.tiers import Regions, Row, Tiers, open_tiers
@@ -84,14 +84,15 @@ class TieredDriver(Driver):
         disk_budget: int = 1 << 22,
         audits: bool = True,
         background: bool = False,
+        namespace: Namespace = SPACE,
         **options: Any,
     ) -> None:
-        super().__init__(config, audits=audits)
+        super().__init__(config, audits=audits, namespace=namespace)
         self.payload = SymbolicPayload(self.engine)
         self.tiers: Tiers = open_tiers(
             self.pool,
             self.payload,
-            namespace=SPACE,
+            namespace=namespace,
             host_budget=None if host is None else host * config.page_bytes,
             disk_dir=disk,
             disk_budget=None if disk is None else disk_budget,

@@ -15,7 +15,7 @@ from ninfer_pool.namespace import Namespace
 from ninfer_pool.tiers.disk import manifest, runs
 from ninfer_pool.tiers.disk.files import Files, telling
 from ninfer_pool.tiers.disk.foreign import drop_foreign
-from ninfer_pool.tiers.disk.geometry import Bytes, Geometry, Pages, encode_geometry, same_base
+from ninfer_pool.tiers.disk.geometry import Geometry, Pages, encode_geometry, same_base
 from ninfer_pool.tiers.disk.manifest import Blob, EntryRecord, RunBlob
 from ninfer_pool.tiers.disk.root import TEMPORARY, Root
 from ninfer_pool.tiers.disk.section import FOLDERS, GEOMETRY, File, Section, check_sum
@@ -161,14 +161,14 @@ class Folder:
             tokens_checksum=keys.xxh3_128(tokens).hex(),
         )  # fmt: skip
 
-    def write_image(self, data: Bytes) -> Blob:
-        """Write one continuation state, uint8 (image_bytes,).
+    def write_image(self, data: Pages) -> Blob:
+        """Write one continuation state, uint8 (image_bytes,), whole or in pieces.
 
         Raises:
             StoreError: as `write_run`.
         """
-        runs.check_pages([data], 1, self.geometry.image_bytes)
-        views = [memoryview(runs.image_header(self.geometry)), data.data]
+        pieces = runs.image_pieces(self.geometry, data)
+        views = [memoryview(runs.image_header(self.geometry)), *(piece.data for piece in pieces)]
         file, checksum = self._write("images", views, self.image_file_bytes)
         return Blob(file=file, checksum=checksum, bytes=self.image_file_bytes)
 
@@ -341,8 +341,8 @@ class Folder:
             )  # fmt: skip
             check_sum(reader, blob)
 
-    def read_image(self, blob: Blob, into: Bytes) -> None:
-        """Read an image into uint8 (image_bytes,).
+    def read_image(self, blob: Blob, into: Pages) -> None:
+        """Read an image into uint8 (image_bytes,), whole or in pieces.
 
         Raises:
             StoreError: damaged; then what is in ``into`` is of no use.

@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -79,6 +81,7 @@ def header_of(tensors: Tensors, *, metadata: Mapping[str, str] | None = None) ->
     return len(raw).to_bytes(8, "little") + raw
 
 
+@lru_cache(maxsize=1024)
 def run_header(geometry: Geometry, begin: int, end: int) -> bytes:
     """Return the header of the file of a run. O(1)."""
     span, count = Span.of(begin, end, geometry.page_tokens), end - begin
@@ -101,6 +104,7 @@ def run_bytes(geometry: Geometry, begin: int, end: int) -> int:
     return header + 4 * (end - begin) + parts + span.whole * geometry.page_bytes
 
 
+@lru_cache(maxsize=16)
 def image_header(geometry: Geometry) -> bytes:
     """Return the header of the file of an image."""
     size = geometry.image_bytes
@@ -139,7 +143,8 @@ def check_pages(pages: Pages, count: int, page_bytes: int) -> None:
     """
     if len(pages) != count:
         raise StoreError(f"pages: {len(pages)}; the positions lie on {count}")
-    for page in pages:
+    alike = isinstance(pages, np.ndarray) and pages.flags.c_contiguous
+    for page in pages[:1] if alike else pages:
         fits = page.dtype == np.uint8 and page.shape == (page_bytes,) and page.flags.c_contiguous
         if not fits:
             raise StoreError(
@@ -176,20 +181,32 @@ def unpack(
     _check_beginning(reader, geometry, begin=begin, end=end, tokens=tokens, upto=min(end, upto))
     views: list[memoryview] = []
     late: list[tuple[int, Bytes]] = []
-    for index, rows in enumerate(wanted):
-        if stored[index].whole and (rows.whole or geometry.rows is None):
-            views.append(into[index].data)
+    places = [
+        held.whole and (rows.whole or geometry.rows is None)
+        for held, rows in zip(stored, wanted, strict=False)
+    ]
+    for in_place, group in groupby(range(len(wanted)), key=places.__getitem__):
+        if in_place:
+            views += _views(into, list(group))
             continue
-        scratch = np.empty(_stored_bytes(geometry, stored[index]), dtype=np.uint8)
-        views.append(scratch.data)
-        late.append((index, scratch))
+        for index in group:
+            scratch = np.empty(_stored_bytes(geometry, stored[index]), dtype=np.uint8)
+            views.append(scratch.data)
+            late.append((index, scratch))
     reader.read(views)
-    reader.skip(run_bytes(geometry, begin, end) - reader.offset)
+    reader.skip(sum(_stored_bytes(geometry, rows) for rows in stored[len(wanted) :]))
     for index, scratch in late:
         rows, held = wanted[index], stored[index]
         packed = geometry.take(scratch, rows.first, rows.last) if held.whole else scratch
         of = rows if held.whole else held
         geometry.put(into[index], packed, rows=(rows.first, rows.last), of=(of.first, of.last))
+
+
+def _views(pages: Pages, indices: list[int]) -> list[memoryview]:
+    """Return pages that follow one another as memory: one piece where they lie together."""
+    if isinstance(pages, np.ndarray) and pages.flags.c_contiguous:
+        return [pages[indices[0] : indices[-1] + 1].reshape(-1).data]
+    return [pages[index].data for index in indices]
 
 
 def read_tokens(reader: Reader, geometry: Geometry, *, begin: int, end: int) -> bytearray:
@@ -206,15 +223,29 @@ def read_tokens(reader: Reader, geometry: Geometry, *, begin: int, end: int) -> 
     return tokens
 
 
-def unpack_image(reader: Reader, geometry: Geometry, into: Bytes) -> None:
-    """Read an image's file into uint8 (image_bytes,); as `unpack`."""
-    check_pages([into], 1, geometry.image_bytes)
+def image_pieces(geometry: Geometry, given: Pages) -> list[Bytes]:
+    """Return the pieces that an image lies in, one after the other.
+
+    Raises:
+        StoreError: they are not contiguous uint8 of image_bytes in all.
+    """
+    pieces = [given] if isinstance(given, np.ndarray) else list(given)
+    fit = all(each.dtype == np.uint8 and each.flags.c_contiguous for each in pieces)
+    size = sum(each.nbytes for each in pieces)
+    if not fit or size != geometry.image_bytes:
+        raise StoreError(f"image: {size} bytes; needs contiguous uint8 of {geometry.image_bytes}")
+    return pieces
+
+
+def unpack_image(reader: Reader, geometry: Geometry, into: Pages) -> None:
+    """Read an image's file into uint8 (image_bytes,), whole or in pieces; as `unpack`."""
+    pieces = image_pieces(geometry, into)
     expected = image_header(geometry)
     header = bytearray(len(expected))
     reader.read([memoryview(header)])
     if header != expected:
         raise StoreError("header: not that of an image")
-    reader.read([into.data])
+    reader.read(piece.data for piece in pieces)
 
 
 def _stored_bytes(geometry: Geometry, rows: Rows) -> int:

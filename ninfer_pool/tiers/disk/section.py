@@ -14,7 +14,7 @@ from ninfer_pool.errors import StoreError
 from ninfer_pool.namespace import Namespace
 from ninfer_pool.tiers.disk import manifest, runs
 from ninfer_pool.tiers.disk.files import locating, telling
-from ninfer_pool.tiers.disk.geometry import Bytes, Geometry, decode_geometry
+from ninfer_pool.tiers.disk.geometry import Geometry, Pages, decode_geometry
 from ninfer_pool.tiers.disk.manifest import Blob, EntryRecord, MarkRecord, RunBlob
 from ninfer_pool.tiers.disk.root import Root
 from ninfer_pool.tiers.disk.stream import Reader
@@ -153,7 +153,7 @@ class Section:
         Raises:
             StoreError: missing, of another size, or whatever goes wrong while it is read.
         """
-        files, where = self.root.files, self.where / folder / blob.file
+        files, where = self.root.files, f"{self.where}/{folder}/{blob.file}"
         with locating(where), telling(where):
             file = files.open(self.folders[folder], blob.file)
             try:
@@ -212,7 +212,7 @@ class Section:
             reader.skip(blob.bytes)
             check_sum(reader, blob)
 
-    def read_image(self, blob: Blob, into: Bytes) -> None:
+    def read_image(self, blob: Blob, into: Pages) -> None:
         """See `Folder.read_image`."""
         with self.reading("images", blob) as reader:
             runs.unpack_image(reader, self.geometry, into)
