@@ -59,6 +59,9 @@ class Below(Protocol):
     def forked(self, source: Checkpoint) -> None:
         """A sequence that went on from a checkpoint is about to be retained."""
 
+    def consumed(self, source: Checkpoint, tier: str) -> None:
+        """A request was committed that resumed what had been brought back from a tier (G6)."""
+
     def raise_up(self, prompt: Prompt, request: Request, rules: Rules, *, lane: bool) -> Request:
         """Bring what ``request`` resumes best to the device; return the request searched anew."""
 
@@ -105,6 +108,9 @@ class NoTiers:
         """What goes is gone."""
 
     def forked(self, source: Checkpoint) -> None:
+        """Nobody asks."""
+
+    def consumed(self, source: Checkpoint, tier: str) -> None:
         """Nobody asks."""
 
     def raise_up(self, prompt: Prompt, request: Request, rules: Rules, *, lane: bool) -> Request:

@@ -106,6 +106,9 @@ def commit(pool: PrefixPool, lease: Lease, position: int | None) -> str | None:
     touched = None
     if source is not None:
         revived, touched = _touch(pool, source, lease)
+        tier = lease.explanation.tier
+        if retained.keeper is not None and tier not in (None, "device"):
+            retained.keeper.consumed(source, tier)
         _release_source(pool, lease)
         fit_budget(retained, lease.grant.bill, fresh=[], keep=revived)
         if touched is not None and lease.start < source.position:  # it need not grow

@@ -172,7 +172,8 @@ class PageLedger:
         return self._free[self._top : self._top + count][::-1]
 
     def _push(self, pages: Pages | Index) -> None:
-        self._free[self._top : self._top + len(pages)] = pages
+        # What came ascending is handed out ascending: tiers move such pages in one piece.
+        self._free[self._top : self._top + len(pages)] = pages[::-1]
         self._top += len(pages)
 
     def _dissolve(self, image: int) -> None:

@@ -96,6 +96,7 @@ def _thin_next(retained: Retained, bill: Bill) -> None:
     marks = chain.from_iterable(retained.path_marks(entry) for entry in order)
     mark = next((mark for mark in marks if not mark.guards), None)
     assert mark is not None, "what was promised to fit does not"
+    retained.leaving(None, mark)
     freed = retained.unlink(mark)
     bill.add(freed)
     retained.counters.truncations += 1

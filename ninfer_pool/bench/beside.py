@@ -150,8 +150,8 @@ def _overhead(scale: Beside, *, tokens: int) -> Iterator[Ratio]:
         with tiered_pool(below, pages=pages) as (pool, tiers):
             own = Plan(shape="agent", tokens=tokens, entries=scale.entries + requests)
             plain = PrefixPool(pool.config)
-            for each in (pool, plain):
-                for index in range(scale.entries, own.entries):
+            for index in range(scale.entries, own.entries):
+                for each in (pool, plain):  # in turn, so that caches know both alike
                     store(each, own.path(index), system=own.system)
             if case == "hit, copies below":
                 put_below(pool, tiers)

@@ -298,14 +298,10 @@ def plain_copy(shape: Shape) -> Timed:
 def disk_rows(shape: Shape, *, repeats: int) -> list[Ratio]:
     """Loading from warm files beside reading them plainly; a flush beside a plain write."""
     with moving(shape, tier="disk") as moves, TemporaryDirectory(prefix="ninfer-bench-") as folder:
-        actions: dict[str, Timed] = {
-            "load": moves.up,
-            "hit": moves.hit,
-            "read": plain_read(copied(moves.files(), Path(folder))),
-            "flush": moves.flush,
-            "write": partial(plain_write, Path(folder) / "plain", shape.bytes),
-        }
-        taken = interleaved(actions, repeats=repeats)
+        read = plain_read(copied(moves.files(), Path(folder)))
+        taken = interleaved({"load": moves.up, "hit": moves.hit, "read": read}, repeats=repeats)
+        write = partial(plain_write, Path(folder) / "plain", shape.bytes)
+        taken |= interleaved({"flush": moves.flush, "write": write}, repeats=repeats)
     load, told = beyond(taken["load"], taken["hit"])
     return [
         ratio(

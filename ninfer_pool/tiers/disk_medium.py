@@ -30,6 +30,8 @@ class DiskMedium:
         self.budget = budget_bytes
         self._config = config
         self._clock = config.clock
+        self._untimed: list[str] = []
+        """Entries with a lifetime, which a pool without a clock cannot offer."""
         records = folder.records.values()
         self._first = max((record.used for record in records), default=0) + len(records) + 1
         """Where this process's ticks begin in the order of use that outlives it."""
@@ -73,7 +75,10 @@ class DiskMedium:
         return self.folder.write_image(_cut(rows, self._config.image_bytes))
 
     def reclaim(self, size: int) -> None:
-        """Remove what other models left here, until ``size`` more bytes fit or none is left."""
+        """Remove what nobody can use here, until ``size`` more bytes fit or none is left: entries
+        that a pool without a clock cannot offer, then those of other models, oldest first."""
+        while self._untimed and self.used + size > self.budget:
+            self.remove(self._untimed.pop(0))
         excess = self.used + size - self.budget
         if excess > 0:
             with suppress(StoreError):
@@ -139,10 +144,10 @@ class DiskMedium:
             image=None if image is None else places[image],
         )
 
-    def remove(self, name: str) -> None:
-        """Remove an entry's manifest, and the files that no other names."""
+    def remove(self, name: str, *, keep: Sequence[Blob] = ()) -> None:
+        """Remove an entry's manifest, and the files that no other names but those to keep."""
         with suppress(StoreError):  # a file system that fails now: it is gone for this process
-            self.folder.remove(name)
+            self.folder.remove(name, keep=keep)
 
     def found(self) -> Iterator[tuple[str, Draft, dict[Part, Blob]]]:
         """Yield what the folder holds, least recently used first, and where its parts lie.
@@ -172,7 +177,8 @@ class DiskMedium:
                 for mark in record.marks
             ]
             if any(mark.expires is not None and self._clock is None for mark in marks):
-                continue  # its time cannot be told here
+                self._untimed.append(name)  # its time cannot be told here
+                continue
             tokens = _tokens(record, runs)
             yield name, _draft(record, tokens, marks, tick=number - len(records)), places
 

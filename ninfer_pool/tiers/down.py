@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 
 from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.namespace import Namespace
 from ninfer_pool.tiers.device import draft_of, draft_of_spare, pages_of, renew
 from ninfer_pool.tiers.disk_medium import DiskMedium
-from ninfer_pool.tiers.parts import Draft, Part, Record, Run
+from ninfer_pool.tiers.parts import Draft, Part, Record, Run, Stored
 from ninfer_pool.tiers.payload import Payload, Row, Source
 from ninfer_pool.tiers.shelf import Shelf
 from ninfer_pool.tiers.sources import DeviceSource, ShelfSource, StagedSource
@@ -50,6 +52,8 @@ class Descent:
         self._job: Generator[int, None, Record | None] | None = None
         self._job_marks: list[Checkpoint] = []
         self._drafts: dict[int, Draft] = {}
+        self._oversized: WeakSet[Stored] = WeakSet()
+        """Tips of entries that are too large for the first tier."""
         self._scanned = self._untidied = -1
         self._refused: dict[str, int] = {}
         for upper, lower in pairwise(shelves):
@@ -60,11 +64,11 @@ class Descent:
         """The pool's clock."""
         return self.pool.retained.tick
 
-    def related(self, tokens: bytes) -> Iterable[Draft]:
+    def related(self, namespace: Namespace, tokens: bytes) -> Iterable[Draft]:
         """Yield what is being stored of what this sequence continues, or is continued by."""
         for draft in list(self._drafts.values()):
             size = min(len(draft.tokens), len(tokens))
-            if draft.tokens[:size] == tokens[:size]:
+            if draft.namespace == namespace and draft.tokens[:size] == tokens[:size]:
                 yield draft
 
     def every(self) -> Iterable[Draft]:
@@ -108,6 +112,7 @@ class Descent:
         for shelf in self.shelves[:-1]:
             if sum(map(shelf.medium.size, parts)) <= shelf.medium.budget:
                 return shelf
+            self._oversized.add(draft.marks[-1].stored)
         return self.shelves[-1]
 
     def _store_first(self, shelf: Shelf, draft: Draft, marks: Sequence[Checkpoint]) -> bool:
@@ -258,15 +263,11 @@ class Descent:
         return False
 
     def _stored(self, tip: Checkpoint) -> bool:
-        """Say whether an entry lies in the first tier that could hold it."""
-        config = self.pool.config
-        pages = -(-tip.position // config.page_tokens) + config.image_pages
-        shelves = [s for s in self.shelves if pages * config.page_bytes <= s.medium.budget]
-        shelf = (shelves or self.shelves)[0]
-        below = self.shelves[self.shelves.index(shelf) :]
-        roomy = shelf is self.shelves[-1] or pages * config.page_bytes * 2 <= shelf.medium.budget
-        held = below[:1] if roomy else below
-        return tip.stored is not None and any(each.holds(tip.stored) for each in held)
+        """Say whether an entry lies in the first tier that is large enough for it."""
+        if tip.stored is None:
+            return False
+        shelves = self.shelves if tip.stored in self._oversized else self.shelves[:1]
+        return any(shelf.holds(tip.stored) for shelf in shelves)
 
     def _begin(self, entry: Entry) -> None:
         retained = self.pool.retained
@@ -331,7 +332,7 @@ class Descent:
         """See `Tiers.flush`."""
         if not self.shelves or not isinstance(self.shelves[-1].medium, DiskMedium):
             return 0
-        self.worker.wait()
+        self.worker.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         left, disk = 0, self.shelves[-1]
         with self.pool.lock:
             self._end_job()
@@ -350,12 +351,17 @@ class Descent:
     def _flush_entry(self, disk: Shelf, entry: Entry) -> bool:
         draft = draft_of(self.pool.retained, entry)
         marks = list(self.pool.retained.path_marks(entry))
-        self.store_now(disk, draft, self._device_source(disk, draft, marks))
-        return disk.holds(entry.tip.stored)
+        return self._flush_draft(disk, draft, self._device_source(disk, draft, marks))
 
     def _flush_record(self, upper: Shelf, disk: Shelf, record: Record) -> bool:
-        self.store_now(disk, upper.draft(record, spares=False), ShelfSource(upper))
-        return disk.holds(record.tip.stored)
+        return self._flush_draft(disk, upper.draft(record, spares=False), ShelfSource(upper))
+
+    def _flush_draft(self, disk: Shelf, draft: Draft, source: Source) -> bool:
+        disk.latest = draft.marks[-1].tick
+        try:
+            return self.store_now(disk, draft, source)
+        finally:
+            disk.latest = None
 
 
 def _before(deadline: float | None) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from threading import Lock
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ class HostMemory:
         self._slab = None if payload is None else payload.allocate(count)
         self._free = np.arange(count - 1, -1, -1, dtype=np.int32)
         self._top = count
+        self._lock = Lock()  # a fetch from disk takes pages on a thread of its own
 
     @property
     def used(self) -> int:
@@ -55,9 +57,10 @@ class HostMemory:
     def take(self, part: Part) -> Ids:
         """Take pages for a part; the caller has made room."""
         count = self._pages(part)
-        assert count <= self._top, "no room was made in the host tier"
-        self._top -= count
-        return self._free[self._top : self._top + count][::-1].copy()
+        with self._lock:
+            assert count <= self._top, "no room was made in the host tier"
+            self._top -= count
+            return self._free[self._top : self._top + count][::-1].copy()
 
     def write(self, part: Part, source: Source) -> Ids:
         """Copy a part in."""
@@ -77,13 +80,15 @@ class HostMemory:
 
     def free(self, place: Ids) -> None:
         """Give a part's pages back."""
-        self._free[self._top : self._top + len(place)] = place[::-1]  # ascending when taken again
-        self._top += len(place)
+        with self._lock:
+            end = self._top + len(place)
+            self._free[self._top : end] = place[::-1]  # ascending when taken again
+            self._top = end
 
     def commit(self, draft: Draft, places: dict[Part, Ids]) -> None:
         """Nothing here outlives the process."""
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, *, keep: Sequence[Any] = ()) -> None:
         """Nothing here outlives the process."""
 
     def views(self, place: Ids) -> Sequence[Row]:

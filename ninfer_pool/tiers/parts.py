@@ -50,7 +50,7 @@ class Stored:
     checkpoint. ``image`` is None with plain attention.
     """
 
-    __slots__ = ("image", "runs")
+    __slots__ = ("__weakref__", "image", "runs")
 
     def __init__(self, runs: Sequence[Run], image: Image | None) -> None:
         self.runs = tuple(runs)

@@ -58,7 +58,20 @@ def open_tiers(
         size = _bytes("disk_budget", disk_budget, pool.config)
         folder = Folder(Path(disk_dir), geometry=geometry, namespace=namespace, files=files)
         shelves.append(disk_shelf(pool.config, folder, budget=size, rates=rates))
-    tiers = Tiers(pool, payload, shelves=shelves, rates=rates, background=background)
+    try:
+        tiers = Tiers(
+            pool,
+            payload,
+            shelves=shelves,
+            namespace=namespace,
+            rates=rates,
+            background=background,
+        )
+    except BaseException:
+        for shelf in shelves:
+            if isinstance(shelf.medium, DiskMedium):
+                shelf.medium.folder.close()
+        raise
     tiers.opening_seconds = time.perf_counter() - began
     return tiers
 

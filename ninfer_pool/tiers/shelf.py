@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 from ninfer_pool import index, ways
@@ -73,7 +75,10 @@ class Shelf:
         """Records that are being read: they stay meanwhile."""
         self.reserved = 0
         """Bytes that what is being stored still needs."""
+        self.latest: int | None = None
+        """While all is written out: nothing goes for room that was used then or later."""
         self.rates = rates
+        self._deadlines: list[tuple[float, int, Record]] = []
         self._serial = 0
         self._write_rate: float | None = None
 
@@ -125,7 +130,8 @@ class Shelf:
         """Say whether an entry fits beside those spared, whatever else goes. O(their parts)."""
         firm = draft.parts()
         for record in {*sparing, *self.reading}:
-            firm.update(all_parts(kept.stored for kept in record.marks if not kept.spare))
+            sheds = self.keeps_spares
+            firm.update(all_parts(k.stored for k in record.marks if not (k.spare and sheds)))
         for record in self.records.values():
             if record.pinned:
                 firm.update(record.parts)
@@ -148,7 +154,8 @@ class Shelf:
         size += self.reserved
         medium.reclaim(size)
         while medium.used + size > medium.budget:
-            spare = next((k for k in self.spares if k.stored not in keep), None)
+            spares = self.spares if self.keeps_spares else ()
+            spare = next((k for k in spares if k.stored not in keep), None)
             if spare is not None:
                 self._shed(spare)
                 continue
@@ -160,11 +167,19 @@ class Shelf:
                 self.remove(record)
         return True
 
+    def expire(self, now: float) -> None:
+        """Remove the records whose checkpoints' time is over for all of them. O(those)."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            record = heappop(self._deadlines)[-1]
+            if self.records.get(record.entry.identity) is record and record not in self.reading:
+                self.remove(record)
+
     def order(self, tick: int) -> Iterator[Record]:
         """Yield the records that may go, the first victim first."""
         for entry in self.ranking.order(tick):
             record = self.records[entry.identity]
-            if not record.pinned and record not in self.reading:
+            late = self.latest is not None and record.tip.tick >= self.latest
+            if not record.pinned and not late and record not in self.reading:
                 yield record
 
     def _shed(self, kept: Kept) -> None:
@@ -258,6 +273,9 @@ class Shelf:
         entry.saved = entry.gain = tip.position - begin
         record.entry = entry
         self.records[entry.identity] = record
+        last = max(inf if kept.expires is None else kept.expires for kept in record.marks)
+        if last < inf:
+            heappush(self._deadlines, (last, entry.identity, record))
         self.keys.setdefault(entry.key, {})[entry.identity] = record
         self.ranking.added(entry, tick)
 
@@ -271,10 +289,14 @@ class Shelf:
             del self.keys[entry.key]
         self.ranking.removed(entry)
         if record.name is not None:
-            self.medium.remove(record.name)
+            self.unmake(record.name, record.parts)
         for kept in record.marks:
             self._unlink(kept)
         self.drop(record.parts)
+
+    def unmake(self, name: str, parts: Iterable[Part]) -> None:
+        """Take an entry of these parts from the medium; those used elsewhere stay until dropped."""
+        self.medium.remove(name, keep=[self.places[p] for p in parts if self.users[p] > 1])
 
     def _unlink(self, kept: Kept) -> None:
         self.on_change()

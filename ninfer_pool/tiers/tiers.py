@@ -111,6 +111,11 @@ class Tiers:
         """See `Below`: from now on it is known what both are made of, so that it is stored once."""
         compose(self.pool.retained, [source])
 
+    def consumed(self, source: Checkpoint, tier: str) -> None:
+        """See `Below`."""
+        if source.stored is not None:
+            self.up.consumed(source.stored, tier)
+
     def raise_up(self, prompt: Prompt, request: Request, rules: Rules, *, lane: bool) -> Request:
         """See `Below`."""
         return self.up.raise_up(prompt, request, rules, lane=lane) if self.shelves else request
@@ -122,19 +127,20 @@ class Tiers:
         self._forget(entry.namespace, tokens, carried)
 
     def _forget(self, namespace: Namespace, tokens: bytes, carried: list[Attribute]) -> None:
-        for draft in self.down.related(tokens):
+        for draft in self.down.related(namespace, tokens):
             draft.cancelled = True
         for shelf in self.shelves:
             hops = shelf.walk(namespace, memoryview(tokens), carried)
             for record in list(_same_conversation(hops, len(tokens) // 4)):
-                shelf.remove(record)
+                if not record.pinned:
+                    shelf.remove(record)
 
     def evict(self, key: str) -> bool:
         """See `Below`."""
         found = False
         for shelf in self.shelves:
             for record in list(shelf.keys.get(key, {}).values()):
-                if record.entry.identity in shelf.records:
+                if record.entry.identity in shelf.records and not record.pinned:
                     found = True
                     namespace, carried = record.entry.namespace, record.attributes
                     tokens = shelf.sequence(record)
@@ -155,10 +161,11 @@ class Tiers:
         """See `Below`."""
         for draft in self.down.every():
             draft.cancelled = True
-        gone = len(list(self._only_below()))
+        gone = sum(not record.pinned for _, record in self._only_below())
         for shelf in self.shelves:
             for record in list(shelf.records.values()):
-                shelf.remove(record)
+                if not record.pinned:
+                    shelf.remove(record)
         return gone
 
     def entries(
@@ -310,9 +317,11 @@ def _same_conversation(hops: list[index.Hop], total: int) -> Iterator[Record]:
     if upto < total:
         yield from unconsumed(path, upto)
     else:
+        forks = path.forks_after(total - 1)  # what leaves before its end is another's
+        below = [sub for fork in forks for sub in fork.subtree()]
         beyond = {
             kept.record: None
-            for sub in path.subtree()
+            for sub in (path, *below)
             for kept in sub.marks
             if kept.position > total and kept.record.tip is kept  # type: ignore[attr-defined]
         }

@@ -8,13 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ninfer_pool.admission import Request, search
+from ninfer_pool.entry import Checkpoint
 from ninfer_pool.errors import StoreError
 from ninfer_pool.planner import canonical_cuts
 from ninfer_pool.prompt import Prompt
 from ninfer_pool.search import Found, Rules, deepest_resume, find
+from ninfer_pool.tiers.disk.section import passes
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.down import Descent
-from ninfer_pool.tiers.parts import Draft, Kept, Part, Record
+from ninfer_pool.tiers.parts import Draft, Kept, Part, Record, Stored
 from ninfer_pool.tiers.payload import Payload
 from ninfer_pool.tiers.promotion import Shared, promote, shared_with
 from ninfer_pool.tiers.shelf import Shelf
@@ -43,12 +45,17 @@ class Ascent:
 
     def raise_up(self, prompt: Prompt, request: Request, rules: Rules, *, lane: bool) -> Request:
         """See `Below`. What is damaged is counted, forgotten, and the next best is taken."""
+        if rules.now is not None:
+            for shelf in self.shelves:
+                shelf.expire(rules.now)
         deepest = deepest_resume(self.pool.config, prompt)
+        tried: set[Checkpoint | None] = set()
         while lane and request.found.position < deepest:
             best = self._best(prompt, request, rules)
-            if best is None:
+            if best is None or best[1].mark in tried:
                 return request
             shelf, found = best
+            tried.add(found.mark)
             kept = found.mark
             assert isinstance(kept, Kept), "a tier that holds what is no checkpoint of it"
             size = self.pool.config.page_tokens
@@ -99,10 +106,11 @@ class Ascent:
                 self.pool, self.payload, shelf, kept, at,
                 prompt=prompt, shared=shared, bill=request.bill,
             )  # fmt: skip
-        except (StoreError, OSError):  # damaged: nobody is offered it again
+        except (StoreError, OSError) as error:
             shelf.traffic.failed += 1
-            for record in list(shelf.owners.get(kept.stored, ())):
-                shelf.remove(record)
+            if not passes(error):  # damaged: nobody is offered it again
+                for record in list(shelf.owners.get(kept.stored, ())):
+                    shelf.remove(record)
             return False
         finally:
             shelf.reading.remove(kept.record)
@@ -112,8 +120,6 @@ class Ascent:
             shelf.rates.note_restore(shelf.name, size, seconds)
         shelf.traffic.promoted += 1
         shelf.traffic.promoted_bytes += size
-        if kept.path is not None:
-            shelf.consumed(kept, tick=self.pool.retained.tick)
         return True
 
     def _again(
@@ -125,6 +131,14 @@ class Ascent:
         if shelf is not None and fresh.found.mark is not None:
             fresh.explanation = replace(fresh.explanation, tier=shelf.name)
         return fresh
+
+    def consumed(self, stored: Stored, tier: str) -> None:
+        """A request that resumed what was brought back from ``tier`` has been committed."""
+        shelf = next(shelf for shelf in self.shelves if shelf.name == tier)
+        for record in shelf.owners.get(stored, ()):
+            for kept in record.marks:
+                if kept.stored is stored:
+                    shelf.consumed(kept, tick=self.pool.retained.tick)
 
     # -- ahead of time ---------------------------------------------------------------------
 
@@ -148,7 +162,7 @@ class Ascent:
             shelf.hold(parts)
             if len(self.shelves) > 1:
                 self.down.expect(draft)
-        worker.submit(lambda: self._fetch(shelf, record, draft, parts, notify))
+            worker.submit(lambda: self._fetch(shelf, record, draft, parts, notify))
         return True
 
     def _on_disk(self, prompt: Prompt, shelf: Shelf) -> Record | None:

@@ -13,8 +13,9 @@ import torch
 from ninfer_pool import ConfigError, ModelError, Prompt, PromptError
 from ninfer_pool.operations import LoadImage, Operation
 from ninfer_pool.runner.capacity import Capacity, pages_for
+from ninfer_pool.runner.defaults import dtypes_of
 from ninfer_pool.runner.executor import layout_of
-from ninfer_pool.runner.runner import Runner, _dtypes
+from ninfer_pool.runner.runner import Runner
 from ninfer_pool.runner.running import Media, Running, media_digest
 from tests.runner.models import random_folder, random_model
 from tests.runner.world import Script, assert_same_bits, begin, make, serve
@@ -169,13 +170,13 @@ def test_a_card_without_bf16_takes_fp16_and_refuses_bf16(monkeypatch: pytest.Mon
     """There no kernel for bf16 compiles, of weights or of KV."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     card = torch.device("cuda")
-    assert _dtypes(card, dtype=None, kv_dtype=None) == ("fp16", "fp16")
-    assert _dtypes(card, dtype="fp32", kv_dtype="int8-g64") == ("fp32", "int8-g64")
+    assert dtypes_of(card, dtype=None, kv_dtype=None) == ("fp16", "fp16")
+    assert dtypes_of(card, dtype="fp32", kv_dtype="int8-g64") == ("fp32", "int8-g64")
     for name in ("dtype", "kv_dtype"):
         asked: dict[str, Any] = {"dtype": None, "kv_dtype": None, name: "bf16"}
         with pytest.raises(ModelError, match=f"^{name}: 'bf16'; cuda computes none, needs fp16"):
-            _dtypes(card, **asked)
-    assert _dtypes(torch.device("cpu"), dtype=None, kv_dtype=None) == ("fp32", "bf16")
+            dtypes_of(card, **asked)
+    assert dtypes_of(torch.device("cpu"), dtype=None, kv_dtype=None) == ("fp32", "bf16")
 
 
 def test_drafts_need_a_head(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class Short(ArrayPayload):
 class Copied(ArrayPayload):
     """Gives copies out as views."""
 
-    def views(self, pages: Sequence[int]) -> list[Row] | None:
+    def views(self, pages: Sequence[int]) -> Sequence[Row]:
         return [row.copy() for row in super().views(pages) or ()]
 
 

@@ -353,9 +353,9 @@ def test_g10_with_a_constant_for_a_hash_every_answer_is_right(
         driver.serve([*told(number), 4])
 
 
-@pytest.mark.parametrize("written", range(4))
+@pytest.mark.parametrize("written", range(5))
 def test_g11_what_is_not_whole_is_not_offered(written: int, tmp_path: Path) -> None:
-    """A run, two images and the manifest: each of its files is about to be made."""
+    """Two runs, two images and the manifest: each of its files is about to be made."""
     files = GatedFiles("create", first=written)
     driver = shop(disk=tmp_path / "disk", background=True, files=files)
     serve(driver, *range(4))

@@ -220,9 +220,25 @@ def test_after_a_restart_every_checkpoint_is_there_with_its_entry(tmp_path: Path
     assert (after.key, after.tokens, after.tier) == (before.key, 22, "disk")
     for at, _ in boundaries:
         other = [*talk(0)[:at], 7777]
-        driver = shop(disk=tmp_path / "disk") if at == 0 else driver
         assert driver.serve(other).start == at
     audit_tiers(driver)
+
+
+def test_an_entry_that_grows_takes_its_checkpoints_below_along(tmp_path: Path) -> None:
+    """Only its tip came back to the device; the system prompt's checkpoint lies below alone."""
+    driver = shop(disk=tmp_path / "disk")
+    driver.serve(talk(0), answer=ANSWER, boundaries=[(6, "system")])
+    for turn in range(3):
+        driver.tiers.flush()
+        driver.close()
+        driver = shop(disk=tmp_path / "disk")
+        assert driver.serve([*told(0), *range(turn)]).start == 22 + turn
+    driver.tiers.flush()
+    [entry] = driver.pool.stats().tiers
+    assert entry.entries == 1
+    driver.close()
+    driver = shop(disk=tmp_path / "disk")
+    assert driver.serve([*talk(0)[:6], 7777]).start == 6
 
 
 def test_right_after_reopening_nothing_is_taken_and_everything_is_free(tmp_path: Path) -> None:

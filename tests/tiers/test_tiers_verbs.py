@@ -11,6 +11,7 @@ import pytest
 from ninfer_pool.errors import StoreError
 from ninfer_pool.testing.driver import SPACE
 from ninfer_pool.tiers import Rates
+from ninfer_pool.tiers.memory import HostMemory
 from tests.tiers.entries import tree_bytes
 from tests.tiers.shops import (
     ANSWER,
@@ -132,7 +133,7 @@ def test_verbs_of_a_key_that_nothing_lies_under(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["evict", "clear"])
 @pytest.mark.parametrize("host", [False, True])
-@pytest.mark.parametrize("written", range(4))
+@pytest.mark.parametrize("written", range(5))
 def test_what_is_deleted_while_it_is_written_does_not_come_back(
     written: int, verb: str, tmp_path: Path, *, host: bool
 ) -> None:
@@ -142,8 +143,6 @@ def test_what_is_deleted_while_it_is_written_does_not_come_back(
     keys = serve(driver, *range(7 if host else 4))
     while not files.stopped.wait(0.01):
         driver.tiers.step()
-    if written == 3:  # the manifest itself: whoever deletes waits for it
-        files.gate.set()
     [draft] = driver.tiers.down.every()
     assert draft.key == keys[0]
     if verb == "evict":
@@ -190,6 +189,68 @@ def test_what_is_deleted_before_its_thread_begins_does_not_come_back(tmp_path: P
     assert where(driver, 0) == [None]
     check(driver, tmp_path / "disk")
     driver.close()
+
+
+# -- what is on its way ----------------------------------------------------------------------
+
+
+def test_what_expires_halfway_is_not_stored_with_pages_of_another(tmp_path: Path) -> None:
+    """Begun, then some of its checkpoints are over, their pages go to others, then it leaves."""
+    now = 0.0
+    driver = shop(disk=tmp_path / "disk", clock=lambda: now)
+    serve(driver, 0, ttl_seconds=5.0)
+    key = driver.serve(told(0)).key
+    serve(driver, 1, 2)
+    driver.serve(talk(9, 4))
+    assert driver.tiers.step(max_bytes=1)
+    [draft] = driver.tiers.down.every()
+    assert draft.key == key
+    now = 10.0
+    driver.serve(talk(10, 4))
+    driver.serve(talk(11, 4))
+    serve(driver, *range(3, 9))
+    audit_tiers(driver)
+    check(driver, tmp_path / "disk")
+
+
+@pytest.mark.parametrize("kind", ["host", "disk"])
+def test_a_part_that_two_entries_store_at_once_lies_there_once(kind: str, tmp_path: Path) -> None:
+    """A branch leaves while the entry that it parted from is stored piece by piece."""
+    driver = shop(host=200) if kind == "host" else shop(disk=tmp_path / "disk")
+    stem, boundaries = talk(0, 16), [(16, "system")]
+    first = driver.serve([*stem, 1, 2, 3], boundaries=boundaries).key
+    serve(driver, 1, 2)
+    driver.serve(talk(8, 4))
+    driver.serve(talk(9, 4))
+    assert driver.tiers.step(max_bytes=1)
+    [draft] = driver.tiers.down.every()
+    assert draft.key == first
+    branch = driver.serve([*stem, 5, 6, 7], boundaries=boundaries)
+    assert (branch.start, branch.key is None) == (16, False)
+    driver.pool.release(str(branch.key))
+    driver.serve(talk(20, 4))
+    assert driver.tiers.down.every() == [draft]
+    assert driver.pool.find(str(branch.key))[0].tier == kind
+    while driver.tiers.step():
+        pass
+    audit_tiers(driver)
+    check(driver, tmp_path / "disk")
+    [tier], [shelf] = driver.pool.stats().tiers, driver.tiers.shelves
+    assert tier.stored_bytes == sum(map(shelf.medium.size, shelf.places))
+    if isinstance(shelf.medium, HostMemory):
+        shelf.medium.check(list(shelf.places.values()))
+
+
+@pytest.mark.parametrize("kind", ["host", "disk"])
+def test_what_came_from_a_tier_is_not_written_to_it_again(kind: str, tmp_path: Path) -> None:
+    """Up and down and up: each run and each image was written once."""
+    driver = shop(host=200) if kind == "host" else shop(disk=tmp_path / "disk")
+    for turn in range(3):
+        for number in range(8):
+            driver.serve(told(number), retain=turn == 0)
+    [tier], [shelf] = driver.pool.stats().tiers, driver.tiers.shelves
+    assert tier.promoted > 8
+    assert tier.stored_bytes == sum(map(shelf.medium.size, shelf.places))
 
 
 # -- whose they are --------------------------------------------------------------------------
@@ -266,7 +327,8 @@ def test_entries_of_another_model_in_the_same_pool_do_not_go_to_disk(tmp_path: P
     other = replace(SPACE, weights="sha256:2")
     for number in range(8):
         driver.serve(driver.prompt(talk(number), namespace=other), answer=ANSWER)
-    assert driver.pool.stats().tiers[0].entries == 0
+    [tier] = driver.pool.stats().tiers
+    assert (tier.entries, tier.failed) == (0, 0)
     assert driver.pool.stats().counters.evictions > 0
     check(driver, tmp_path / "disk")
 
@@ -292,3 +354,14 @@ def test_a_pool_goes_on_without_its_tiers(tmp_path: Path) -> None:
     driver.audit()
     again = shop(disk=tmp_path / "disk", rates=Rates())
     assert where(again, 0, 1) == ["disk"] * 2
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_deleting_one_of_two_conversations_leaves_the_other(gone: int, tmp_path: Path) -> None:
+    """Which parts from it before its end, and is the only other one in the tier."""
+    driver = shop(disk=tmp_path / "disk")
+    keys = serve(driver, 0, 1)
+    driver.tiers.flush()
+    assert driver.pool.evict(keys[gone])
+    assert list(driver.tiers.shelves[0].keys) == [keys[1 - gone]]
+    check(driver)

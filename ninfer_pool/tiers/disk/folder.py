@@ -232,7 +232,7 @@ class Folder:
     def abandon(self, blob: Blob) -> None:
         """Settle a write that is not wanted after all."""
         with self._using():
-            self._let_go(("runs" if isinstance(blob, RunBlob) else "images", blob.file))
+            self._let_go(_file(blob))
 
     def _let_go(self, file: File) -> None:
         with self._lock:
@@ -305,8 +305,10 @@ class Folder:
             if self._unsettled[file]:
                 self.bytes -= self._unsettle(file)
 
-    def remove(self, name: str) -> int:
+    def remove(self, name: str, *, keep: Iterable[Blob] = ()) -> int:
         """Remove a record, and the files that nothing else needs; returns the bytes freed.
+
+        Its files in ``keep`` stay as if they had just been written, until that is settled.
 
         Raises:
             StoreError: no such record, or its manifest cannot be removed.
@@ -315,7 +317,16 @@ class Folder:
             with self._lock:
                 if name not in section.records:
                     raise StoreError(f"id: {name!r}; no such entry")
-                freed = section.drop(name)
+                kept = section.records[name].files().keys() & {_file(blob) for blob in keep}
+                kept = {file for file in kept if not self._unsettled[file]}
+                section.uses.update(kept)
+                self._unsettled.update(kept)
+                try:
+                    freed = section.drop(name)
+                except BaseException:
+                    for file in kept:
+                        self._unsettle(file)
+                    raise
                 self.bytes -= freed
             with telling(section.where):
                 self._root.files.sync(section.folders["entries"])
@@ -385,3 +396,7 @@ class Folder:
     def _grow(self, count: int) -> None:
         with self._lock:
             self.bytes += count
+
+
+def _file(blob: Blob) -> File:
+    return ("runs" if isinstance(blob, RunBlob) else "images", blob.file)

@@ -23,6 +23,7 @@ from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk.geometry import Bytes, Geometry, Pages
 from ninfer_pool.tiers.disk.stream import Reader
 
+BYTE = np.dtype(np.uint8)
 Tensors = list[tuple[str, str, tuple[int, ...], int]]
 """(name, dtype, shape, bytes) of each."""
 
@@ -144,8 +145,9 @@ def check_pages(pages: Pages, count: int, page_bytes: int) -> None:
     if len(pages) != count:
         raise StoreError(f"pages: {len(pages)}; the positions lie on {count}")
     alike = isinstance(pages, np.ndarray) and pages.flags.c_contiguous
+    shape = (page_bytes,)
     for page in pages[:1] if alike else pages:
-        fits = page.dtype == np.uint8 and page.shape == (page_bytes,) and page.flags.c_contiguous
+        fits = page.dtype == BYTE and page.shape == shape and page.flags.c_contiguous
         if not fits:
             raise StoreError(
                 f"pages: {page.dtype} of shape {page.shape}; needs contiguous uint8 ({page_bytes},)"

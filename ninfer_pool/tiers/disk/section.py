@@ -129,8 +129,7 @@ class Section:
         try:
             yield
         except StoreError as error:
-            cause = error.__cause__
-            if isinstance(cause, OSError) and (cause.errno or 0) not in _LOST:
+            if passes(error):
                 raise
             self.damaged[name] = str(error).removeprefix(f"{self.where / 'entries' / name}: ")
 
@@ -292,6 +291,12 @@ class Section:
             (time, order, self.fingerprint, name)
             for order, (time, (name, _)) in enumerate(zip(times, ordered, strict=True))
         ]
+
+
+def passes(error: Exception) -> bool:
+    """Say whether the system was out of something, so that what lies on disk may well be whole."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and (cause.errno or 0) not in _LOST
 
 
 def check_sum(reader: Reader, blob: Blob) -> None:
