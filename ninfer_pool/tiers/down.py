@@ -175,7 +175,7 @@ class Descent:
 
     def _too_late(self, shelf: Shelf, size: int) -> bool:
         """Say whether a request would wait too long for something to be stored before it goes."""
-        return self.background and shelf.write_seconds(size) > LATE_SECONDS
+        return self.background and shelf.traffic.write_seconds(size) > LATE_SECONDS
 
     def expect(self, draft: Draft) -> None:
         """An entry is about to be stored on another thread: from now on a deletion stops it."""

@@ -55,6 +55,10 @@ class Medium(Protocol):
         """Forget an entry that was made to last; what lies at ``keep`` stays until it is freed."""
 
 
+SMALL_BYTES = 1 << 20
+"""What an entry costs to store however small it is, as bytes."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Traffic:
     """What has gone into and out of one tier. Plain sums."""
@@ -71,3 +75,15 @@ class Traffic:
     """Entries that left the tier above and were not stored: no room, or too much in flight."""
     failed: int = 0
     """Writes that failed, and reads of what was damaged."""
+    write_rate: float | None = None
+    """Bytes a second that were stored last; None: nothing was yet."""
+
+    def note_write(self, size: int, seconds: float) -> None:
+        """Tell how long an entry of so many bytes took to be stored."""
+        if seconds > 0:
+            rate = (size + SMALL_BYTES) / seconds
+            self.write_rate = rate if self.write_rate is None else (self.write_rate + rate) / 2
+
+    def write_seconds(self, size: int) -> float:
+        """Return how long storing an entry of so many bytes is going to take; 0: not known."""
+        return (size + SMALL_BYTES) / self.write_rate if self.write_rate else 0.0

@@ -137,6 +137,21 @@ class Kept(Checkpoint):
         self.record = record
 
 
+def draft_mark_of(kept: Kept, *, spare: bool) -> DraftMark:
+    """Return a checkpoint of a tier as one that is to be stored again."""
+    return DraftMark(
+        position=kept.position,
+        kind=kept.kind,
+        cuts=kept.cuts,
+        expires=kept.expires,
+        lane=kept.lane,
+        tick=kept.tick,
+        uses=kept.uses,
+        spare=spare,
+        stored=kept.stored,
+    )
+
+
 class Record:
     """A whole entry in a tier."""
 

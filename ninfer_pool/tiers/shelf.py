@@ -29,13 +29,11 @@ from ninfer_pool.tiers.parts import (
     Run,
     Stored,
     all_parts,
+    draft_mark_of,
     one_each,
     without_spares,
 )
 from ninfer_pool.tiers.rates import Rates
-
-SMALL_BYTES = 1 << 20
-"""What an entry costs to store however small it is, as bytes."""
 
 
 class Shelf:
@@ -80,7 +78,6 @@ class Shelf:
         self.rates = rates
         self._deadlines: list[tuple[float, int, Record]] = []
         self._serial = 0
-        self._write_rate: float | None = None
 
     # -- finding ---------------------------------------------------------------------------
 
@@ -218,7 +215,7 @@ class Shelf:
                 stays = kept.kind in NEVER_SUPERSEDED
                 if kept.position <= upto and kept.stored not in mine:
                     spare = kept.spare or not stays
-                    carried[kept.stored] = _again(kept, spare=spare)
+                    carried[kept.stored] = draft_mark_of(kept, spare=spare)
         marks = [*carried.values(), *draft.marks]
         draft.marks = self._kept(sorted(marks, key=lambda mark: mark.position))
         busy = self.reading
@@ -314,16 +311,6 @@ class Shelf:
         if not root.label and not root.forks:
             del self.roots[namespace]
 
-    def note_write(self, size: int, seconds: float) -> None:
-        """Tell how long an entry of so many bytes took to be stored."""
-        if seconds > 0:
-            rate = (size + SMALL_BYTES) / seconds
-            self._write_rate = rate if self._write_rate is None else (self._write_rate + rate) / 2
-
-    def write_seconds(self, size: int) -> float:
-        """Return how long storing an entry of so many bytes is going to take; 0: not known."""
-        return (size + SMALL_BYTES) / self._write_rate if self._write_rate else 0.0
-
     # -- recency ---------------------------------------------------------------------------
 
     def consumed(self, kept: Kept, *, tick: int) -> None:
@@ -372,7 +359,7 @@ class Shelf:
             gap=entry.gap,
             created=entry.created,
             used=entry.used,
-            marks=[_again(kept, spare=kept.spare) for kept in marks],
+            marks=[draft_mark_of(kept, spare=kept.spare) for kept in marks],
         )
 
     def check(self) -> None:
@@ -398,17 +385,3 @@ def unconsumed(path: Path, upto: int) -> Iterator[Record]:
         fresh = not any(mark.uses for mark in record.marks if mark.position > upto)
         if record.tip is kept and record.entry.prompt_tokens <= upto and fresh:
             yield record
-
-
-def _again(kept: Kept, *, spare: bool) -> DraftMark:
-    return DraftMark(
-        position=kept.position,
-        kind=kept.kind,
-        cuts=kept.cuts,
-        expires=kept.expires,
-        lane=kept.lane,
-        tick=kept.tick,
-        uses=kept.uses,
-        spare=spare,
-        stored=kept.stored,
-    )

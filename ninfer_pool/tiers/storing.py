@@ -55,7 +55,7 @@ def storing(
             if draft.cancelled:
                 return None
         record = _offer(shelf, draft, plan.old, lock, tick)
-        shelf.note_write(moved, time.perf_counter() - began)
+        shelf.traffic.note_write(moved, time.perf_counter() - began)
     except (StoreError, OSError):
         shelf.traffic.failed += 1
     finally:

@@ -120,11 +120,7 @@ class Folder:
             return self._section.tokens(record)
 
     def run_tokens(self, blob: RunBlob) -> bytes:
-        """Return a run's own token ids, int32; read from disk.
-
-        Raises:
-            StoreError: damaged.
-        """
+        """Return a run's own token ids, int32, read from disk; as `tokens`."""
         with self._using():
             return self._section.run_tokens(blob)
 
