@@ -11,6 +11,7 @@
     ├── GeometryError    model sizes that do not add up
     ├── ModelError       a model's folder that cannot be read or run
     ├── StoreError       a tier's folder or file on disk that cannot be used
+    │   └── RoomError    … now: what it holds fits once something else has ended
     └── UsageError       a command line that cannot be carried out
 """
 
@@ -54,6 +55,10 @@ class ModelError(PoolError):
 
 class StoreError(PoolError):
     """A tier's folder or file on disk that is damaged, in use, foreign or cannot be written."""
+
+
+class RoomError(StoreError):
+    """An entry in a file for which there is no room on the device now; later there may be."""
 
 
 class UsageError(PoolError):

@@ -359,7 +359,8 @@ class PrefixPool:
 
         Raises:
             ConfigError: as `save`.
-            StoreError: damaged, of other weights or sizes, without tokens, or no room.
+            RoomError: no room on the device now.
+            StoreError: damaged, of other weights or sizes, without tokens, or larger than the pool.
         """
         return self.below.load(FilePath(path))
 

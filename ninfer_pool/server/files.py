@@ -16,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ninfer_pool.errors import StoreError
+from ninfer_pool.errors import RoomError, StoreError
 from ninfer_pool.server.errors import ApiError, invalid
 from ninfer_pool.server.service import Service
 from ninfer_pool.sizes import format_bytes
@@ -130,6 +130,8 @@ async def _load(service: Service, path: Path, salt: str | None) -> str:
     try:
         await asyncio.to_thread(_check_salt, path, salt)
         return await service.between_steps(lambda: pool.load(path))
+    except RoomError as error:
+        raise ApiError(503, f"file: {error}".replace(f"{path}: ", "")) from None
     except StoreError as error:
         told = str(error).replace(f"{path}: ", "")
         raise invalid(f"file: {told}", param="file") from None

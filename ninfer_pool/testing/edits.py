@@ -341,8 +341,8 @@ ROWS = (
     (
         "evict removes what is pinned",
         "pool.py",
-        "if entry is None or any(m.guards for m in self.retained.private_marks(entry)):",
-        "if entry is None:",
+        "if any(m.guards for m in self.retained.private_marks(entry)):",
+        "if not self.retained:",
         "test_guarantees.py::test_g4_what_is_being_resumed_is_not_evicted",
     ),
     (

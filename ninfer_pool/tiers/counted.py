@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ninfer_pool.config import PoolConfig
 from ninfer_pool.tiers.parts import Draft, Part, Run
@@ -57,5 +56,5 @@ class CountedMedium:
     def commit(self, draft: Draft, places: dict[Part, int]) -> None:
         """Nothing here outlives the process."""
 
-    def remove(self, name: str, *, keep: Sequence[Any] = ()) -> None:
+    def remove(self, name: str) -> None:
         """Nothing here outlives the process."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ninfer_pool.results import EntryInfo, TierStats
 from ninfer_pool.tiers.disk_medium import DiskMedium
-from ninfer_pool.tiers.parts import Image, Record
+from ninfer_pool.tiers.parts import Draft, Image, Record
 from ninfer_pool.tiers.shelf import Shelf
 
 
@@ -27,6 +27,27 @@ def describe(shelf: Shelf, record: Record) -> EntryInfo:
         priority=entry.priority,
         pinned=record.pinned,
         released=entry.released,
+        tier=shelf.name,
+    )
+
+
+def describe_draft(draft: Draft, shelf: Shelf) -> EntryInfo:
+    """Return what is on its way to a tier. O(its parts)."""
+    parts = draft.parts()
+    return EntryInfo(
+        key=draft.key,
+        entry=-1,
+        namespace=draft.namespace,
+        tokens=draft.marks[-1].position,
+        lane=draft.marks[-1].lane,
+        checkpoints=tuple((mark.position, mark.kind) for mark in draft.marks),
+        superseded=tuple(mark.position for mark in draft.marks if mark.spare),
+        bytes=sum(map(shelf.medium.size, parts)),
+        image_bytes=sum(shelf.medium.size(part) for part in parts if isinstance(part, Image)),
+        hits=draft.hits,
+        priority=draft.priority,
+        pinned=False,
+        released=draft.released,
         tier=shelf.name,
     )
 

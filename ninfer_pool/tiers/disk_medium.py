@@ -30,8 +30,8 @@ class DiskMedium:
         self.budget = budget_bytes
         self._config = config
         self._clock = config.clock
-        self._untimed: list[str] = []
-        """Entries with a lifetime, which a pool without a clock cannot offer."""
+        self._withheld: list[str] = []
+        """Entries that are not offered: with a lifetime where there is no clock, or unreadable."""
         records = folder.records.values()
         self._first = max((record.used for record in records), default=0) + len(records) + 1
         """Where this process's ticks begin in the order of use that outlives it."""
@@ -74,11 +74,33 @@ class DiskMedium:
             )
         return self.folder.write_image(_cut(rows, self._config.image_bytes))
 
+    def probe(self) -> tuple[int, float]:
+        """Write a file and take it away again; return its bytes and the seconds it took.
+
+        So that it is known how long a request would wait for this disk; (0, 0.0) where there is
+        no room for it.
+        """
+        config = self._config
+        size = self.size(Image()) if config.image_bytes else self.folder.run_bytes(0, 1)
+        if self.used + size > self.budget:
+            return 0, 0.0
+        began = time.perf_counter()
+        try:
+            if config.image_bytes:
+                blob: Blob = self.folder.write_image(np.zeros(config.image_bytes, dtype=np.uint8))
+            else:
+                page = np.zeros(config.page_bytes, dtype=np.uint8)
+                blob = self.folder.write_run(begin=0, end=1, tokens=bytes(4), pages=[page])
+            self.folder.abandon(blob)
+        except StoreError:
+            return 0, 0.0
+        return size, time.perf_counter() - began
+
     def reclaim(self, size: int) -> None:
         """Remove what nobody can use here, until ``size`` more bytes fit or none is left: entries
-        that a pool without a clock cannot offer, then those of other models, oldest first."""
-        while self._untimed and self.used + size > self.budget:
-            self.remove(self._untimed.pop(0))
+        that are not offered, then those of other models, oldest first."""
+        while self._withheld and self.used + size > self.budget:
+            self.remove(self._withheld.pop(0))
         excess = self.used + size - self.budget
         if excess > 0:
             with suppress(StoreError):
@@ -103,7 +125,7 @@ class DiskMedium:
         into[-1][size - self._config.page_bytes * (len(into) - 1) :] = 0
 
     def free(self, place: Blob) -> None:
-        """Give up a file that no record names; the folder counts the records itself."""
+        """Give up a part's claim to its file, which goes once no record names it either."""
         with suppress(StoreError):
             self.folder.abandon(place)
 
@@ -115,23 +137,26 @@ class DiskMedium:
         """
         runs = list(dict.fromkeys(run for mark in draft.marks for run in mark.stored.runs))
         index = {run: at for at, run in enumerate(runs)}
-        return self.folder.commit(
-            EntryRecord(
-                namespace=draft.namespace,
-                key=draft.key,
-                tokens=draft.marks[-1].position,
-                prompt_tokens=draft.prompt_tokens,
-                priority=draft.priority,
-                hits=draft.hits,
-                gap=draft.gap,
-                used=self._first + draft.used,
-                created=time.time(),
-                released=draft.released,
-                attributes=tuple(draft.attributes),
-                runs=tuple(_run_blob(places[run]) for run in runs),
-                marks=tuple(self._mark(mark, places, index) for mark in draft.marks),
-            )
+        record = EntryRecord(
+            namespace=draft.namespace,
+            key=draft.key,
+            tokens=draft.marks[-1].position,
+            prompt_tokens=draft.prompt_tokens,
+            priority=draft.priority,
+            hits=draft.hits,
+            gap=draft.gap,
+            used=self._first + draft.used,
+            created=time.time(),
+            released=draft.released,
+            attributes=tuple(draft.attributes),
+            runs=tuple(_run_blob(places[run]) for run in runs),
+            marks=tuple(self._mark(mark, places, index) for mark in draft.marks),
         )
+        name = self.folder.commit(record)
+        images = [mark.image for mark in record.marks if mark.image is not None]
+        for blob in {(type(each), each.file): each for each in [*record.runs, *images]}.values():
+            self.folder.claim(blob)  # which the commit has settled: parts hold theirs till freed
+        return name
 
     def _mark(self, mark: DraftMark, places: dict[Part, Blob], index: dict[Run, int]) -> MarkRecord:
         image = mark.stored.image
@@ -144,10 +169,10 @@ class DiskMedium:
             image=None if image is None else places[image],
         )
 
-    def remove(self, name: str, *, keep: Sequence[Blob] = ()) -> None:
-        """Remove an entry's manifest, and the files that no other names but those to keep."""
+    def remove(self, name: str) -> None:
+        """Remove an entry's manifest; files stay that parts or other entries need."""
         with suppress(StoreError):  # a file system that fails now: it is gone for this process
-            self.folder.remove(name, keep=keep)
+            self.folder.remove(name)
 
     def found(self) -> Iterator[tuple[str, Draft, dict[Part, Blob]]]:
         """Yield what the folder holds, least recently used first, and where its parts lie.
@@ -156,6 +181,7 @@ class DiskMedium:
         """
         parts: dict[str, Part] = {}
         known: dict[tuple[Part | None, ...], Stored] = {}
+        claimed: set[Part] = set()
         records = sorted(self.folder.records.items(), key=lambda item: item[1].used)
         for number, (name, record) in enumerate(records):
             places: dict[Part, Blob] = {}
@@ -165,7 +191,7 @@ class DiskMedium:
             try:
                 runs = [self._run(parts, places, blob) for blob in record.runs]
             except StoreError:
-                self.remove(name)
+                self._withheld.append(name)  # it cannot be read now
                 continue
             marks = [
                 _draft_mark(
@@ -177,9 +203,12 @@ class DiskMedium:
                 for mark in record.marks
             ]
             if any(mark.expires is not None and self._clock is None for mark in marks):
-                self._untimed.append(name)  # its time cannot be told here
+                self._withheld.append(name)  # its time cannot be told here
                 continue
             tokens = _tokens(record, runs)
+            for part in places.keys() - claimed:
+                self.folder.claim(places[part])
+            claimed |= places.keys()
             yield name, _draft(record, tokens, marks, tick=number - len(records)), places
 
     def _run(self, parts: dict[str, Part], places: dict[Part, Blob], blob: RunBlob) -> Run:

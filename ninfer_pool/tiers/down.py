@@ -56,6 +56,12 @@ class Descent:
         """Tips of entries that are too large for the first tier."""
         self._scanned = self._untidied = -1
         self._refused: dict[str, int] = {}
+        self.changes = 0
+        """How often what the tiers hold has changed."""
+        self._since = -1
+        self._tried: set[Checkpoint | Record] = set()
+        """What was stored ahead of time since the device last changed: not again, lest two entries
+        that a tier cannot hold at once take each other's place for ever."""
         for upper, lower in pairwise(shelves):
             upper.on_evict = _descending(self, upper, lower)
 
@@ -223,6 +229,10 @@ class Descent:
                     self._job, self._job_marks = None, []
             return True
 
+    def end(self) -> None:
+        """Give up what is half stored; for the end."""
+        self._end_job()
+
     def _finish_job(self) -> None:
         if self._job is not None and not self._job_stale:
             for _ in self._job:
@@ -251,12 +261,14 @@ class Descent:
             return False
         margin = max(config.retained_pages // AHEAD, 2 * (1 + config.image_pages))
         slack = min(retained.ledger.free, config.retained_pages - retained.ledger.retained)
+        self._look_again()
         for entry in retained.ranking.order(retained.tick):
             if slack >= margin:
                 break
             slack += entry.bytes // config.page_bytes
             tip = entry.tip
-            if not tip.guards and not self._stored(tip):
+            if not tip.guards and tip not in self._tried and not self._stored(tip):
+                self._tried.add(tip)
                 self._begin(entry)
                 return True
         self._scanned = retained.version
@@ -293,16 +305,25 @@ class Descent:
             return False
         margin = upper.medium.budget // AHEAD
         slack = upper.medium.budget - upper.medium.used
+        self._look_again()
         for record in upper.order(self.tick):
             if slack >= margin:
                 break
             slack += record.entry.bytes
-            if not lower.holds(record.tip.stored):
+            if record not in self._tried and not lower.holds(record.tip.stored):
+                self._tried.add(record)
                 draft = upper.draft(record, spares=lower.keeps_spares)
                 self._submit(upper, lower, draft, ShelfSource(upper))
                 return True
         self._untidied = self.pool.retained.version
         return False
+
+    def _look_again(self) -> None:
+        """Forget what was tried, where the device has changed since."""
+        since = self.pool.retained.version - self.changes
+        if since != self._since:
+            self._since = since
+            self._tried.clear()
 
     def _refuses(self, shelf: Shelf) -> bool:
         """Say whether the last store there came to nothing, once: a full disk is asked again only

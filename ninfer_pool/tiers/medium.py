@@ -51,8 +51,8 @@ class Medium(Protocol):
     def commit(self, draft: Draft, places: dict[Part, Any]) -> str | None:
         """Make an entry last; return what the medium calls it."""
 
-    def remove(self, name: str, *, keep: Sequence[Any] = ()) -> None:
-        """Forget an entry that was made to last; what lies at ``keep`` stays until it is freed."""
+    def remove(self, name: str) -> None:
+        """Forget an entry that was made to last; its parts stay until they are freed."""
 
 
 SMALL_BYTES = 1 << 20

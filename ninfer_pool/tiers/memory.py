@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +88,7 @@ class HostMemory:
     def commit(self, draft: Draft, places: dict[Part, Ids]) -> None:
         """Nothing here outlives the process."""
 
-    def remove(self, name: str, *, keep: Sequence[Any] = ()) -> None:
+    def remove(self, name: str) -> None:
         """Nothing here outlives the process."""
 
     def views(self, place: Ids) -> Sequence[Row]:

@@ -138,6 +138,8 @@ def _attach(pool: PrefixPool, kept: Kept, mark: Checkpoint, prompt: Prompt, bill
             heappush(pool.expiry, (kept.expires, next(pool.serial), mark))
     if entry is not None:
         entry.hits, entry.gap = record.entry.hits, record.entry.gap
+        if record.pinned:
+            pool.pin_entry(entry)
     fit_budget(retained, bill, fresh=[each for each in stands if each.path], keep=entry)
     retained.note_peaks()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ninfer_pool.entry import Checkpoint, Table
-from ninfer_pool.errors import StoreError
+from ninfer_pool.errors import RoomError, StoreError
 from ninfer_pool.namespace import Namespace
 from ninfer_pool.pages import Pages
 from ninfer_pool.retained import Stretch
@@ -191,9 +191,12 @@ def _take(pool: PrefixPool, bundle: Bundle, marks: list[BundleMark]) -> Pages:
     images = len(marks) if config.image_pages else 0
     total = pages + images * config.image_pages
     room = min(ledger.freeable, config.retained_pages - ledger.protected)
+    size = config.page_bytes
+    if total > config.retained_pages:
+        most = config.retained_pages * size
+        raise StoreError(f"no room: needs {total * size} bytes; the pool holds {most}")
     if total > room:
-        size = config.page_bytes
-        raise StoreError(f"no room: needs {total * size} bytes; {room * size} can be freed")
+        raise RoomError(f"no room now: needs {total * size} bytes; {room * size} can be freed")
     free_pages(retained, total, Bill())
     return ledger.take(pages, images=images)
 

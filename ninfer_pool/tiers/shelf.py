@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
@@ -34,6 +34,9 @@ from ninfer_pool.tiers.parts import (
     without_spares,
 )
 from ninfer_pool.tiers.rates import Rates
+
+SLACK = 64
+"""Deadlines of records that have gone, beyond as many as there are records."""
 
 
 class Shelf:
@@ -166,10 +169,16 @@ class Shelf:
 
     def expire(self, now: float) -> None:
         """Remove the records whose checkpoints' time is over for all of them. O(those)."""
+        busy = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            record = heappop(self._deadlines)[-1]
-            if self.records.get(record.entry.identity) is record and record not in self.reading:
+            item = heappop(self._deadlines)
+            record = item[-1]
+            if record in self.reading:
+                busy.append(item)
+            elif self.records.get(record.entry.identity) is record:
                 self.remove(record)
+        for item in busy:
+            heappush(self._deadlines, item)
 
     def order(self, tick: int) -> Iterator[Record]:
         """Yield the records that may go, the first victim first."""
@@ -273,6 +282,9 @@ class Shelf:
         last = max(inf if kept.expires is None else kept.expires for kept in record.marks)
         if last < inf:
             heappush(self._deadlines, (last, entry.identity, record))
+        if len(self._deadlines) > 2 * len(self.records) + SLACK:  # most are of what has gone
+            self._deadlines = [each for each in self._deadlines if each[1] in self.records]
+            heapify(self._deadlines)
         self.keys.setdefault(entry.key, {})[entry.identity] = record
         self.ranking.added(entry, tick)
 
@@ -286,14 +298,10 @@ class Shelf:
             del self.keys[entry.key]
         self.ranking.removed(entry)
         if record.name is not None:
-            self.unmake(record.name, record.parts)
+            self.medium.remove(record.name)
         for kept in record.marks:
             self._unlink(kept)
         self.drop(record.parts)
-
-    def unmake(self, name: str, parts: Iterable[Part]) -> None:
-        """Take an entry of these parts from the medium; those used elsewhere stay until dropped."""
-        self.medium.remove(name, keep=[self.places[p] for p in parts if self.users[p] > 1])
 
     def _unlink(self, kept: Kept) -> None:
         self.on_change()

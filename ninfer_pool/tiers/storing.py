@@ -111,7 +111,7 @@ def _offer(
     with lock:
         if draft.cancelled:
             if name is not None:
-                shelf.unmake(name, draft.parts())
+                shelf.medium.remove(name)
             return None
         record = shelf.add(draft, name=name, tick=tick)
         for each in old:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 
 from ninfer_pool import index, ways
@@ -19,7 +19,7 @@ from ninfer_pool.results import EntryInfo, TierStats
 from ninfer_pool.room import Bill, drop_entry
 from ninfer_pool.search import Rules
 from ninfer_pool.tiers import saving
-from ninfer_pool.tiers.describe import describe, tier_stats
+from ninfer_pool.tiers.describe import describe, describe_draft, tier_stats
 from ninfer_pool.tiers.device import compose
 from ninfer_pool.tiers.disk_medium import DiskMedium, geometry_of
 from ninfer_pool.tiers.down import Descent
@@ -87,6 +87,7 @@ class Tiers:
 
     def _changed(self) -> None:
         self.pool.retained.version += 1
+        self.down.changes += 1
 
     def _open_disk(self) -> None:
         """Offer what the folder holds."""
@@ -96,6 +97,8 @@ class Tiers:
                     shelf.places.update(places)
                     shelf.add(draft, name=name, tick=draft.used)
                 shelf.make_room(0, tick=0)
+                if self.down.background:
+                    shelf.traffic.note_write(*shelf.medium.probe())
 
     # -- what the pool asks ----------------------------------------------------------------
 
@@ -138,6 +141,9 @@ class Tiers:
     def evict(self, key: str) -> bool:
         """See `Below`."""
         found = False
+        for draft in self.down.every():
+            if draft.key == key:
+                draft.cancelled = found = True
         for shelf in self.shelves:
             for record in list(shelf.keys.get(key, {}).values()):
                 if record.entry.identity in shelf.records and not record.pinned:
@@ -171,14 +177,27 @@ class Tiers:
     def entries(
         self, where: Callable[[Namespace], bool] | None = None, newest: int | None = None
     ) -> list[EntryInfo]:
-        """See `Below`."""
-        found = [
-            (shelf, record)
-            for shelf, record in self._only_below()
-            if where is None or where(record.entry.namespace)
-        ]
+        """See `Below`. What is on its way to a tier is one of them."""
+        found: list[tuple[Shelf, Record] | Draft] = [*self._only_below(), *self._on_its_way()]
+        if where is not None:
+            found = [each for each in found if where(_namespace(each))]
         first = 0 if newest is None else max(0, len(found) - newest)
-        return [describe(shelf, record) for shelf, record in found[first:]]
+        return [self._described(each) for each in found[first:]]
+
+    def _described(self, found: tuple[Shelf, Record] | Draft) -> EntryInfo:
+        if isinstance(found, Draft):
+            return describe_draft(found, self.shelves[-1])
+        return describe(*found)
+
+    def _on_its_way(self) -> list[Draft]:
+        """What has left the device and is being stored, and lies nowhere else."""
+        places: list[Container[str]] = [self.pool.retained.keys]
+        places += [shelf.keys for shelf in self.shelves]
+        return [
+            draft
+            for draft in self.down.every()
+            if not draft.cancelled and not any(draft.key in keys for keys in places)
+        ]
 
     def _only_below(self) -> Iterator[tuple[Shelf, Record]]:
         """Yield what lies in no higher tier, by key, the lowest tier's first."""
@@ -191,9 +210,10 @@ class Tiers:
 
     def find(self, key: str) -> list[EntryInfo]:
         """See `Below`."""
-        shelf = next((shelf for shelf in self.shelves if key in shelf.keys), None)
-        records = shelf.keys[key].values() if shelf is not None else ()
-        return [describe(shelf, record) for record in records if shelf is not None]
+        for shelf in self.shelves:
+            if key in shelf.keys:
+                return [describe(shelf, record) for record in shelf.keys[key].values()]
+        return [self._described(draft) for draft in self._on_its_way() if draft.key == key]
 
     def set_pin(self, key: str, *, pinned: bool) -> bool:
         """See `Below`. A pin below the device lasts as long as the process."""
@@ -230,7 +250,8 @@ class Tiers:
 
         Call it between steps of the engine, on its thread. O(1) where nothing is due.
         """
-        return bool(self.shelves) and self.down.step(max_bytes=max_bytes)
+        attached = self.pool.below is self
+        return attached and bool(self.shelves) and self.down.step(max_bytes=max_bytes)
 
     def flush(self, *, seconds: float | None = None) -> int:
         """Write everything to disk, the most recently used first; return how many entries were
@@ -260,6 +281,7 @@ class Tiers:
         if self.pool.below is not self:
             return
         with self.pool.lock:
+            self.down.end()
             self.pool.below = NoTiers()
             self.pool.retained.keeper = None
             self.pool.retained.tiers = ()
@@ -327,3 +349,7 @@ def _same_conversation(hops: list[index.Hop], total: int) -> Iterator[Record]:
         }
         if len(beyond) == 1:
             yield from beyond
+
+
+def _namespace(found: tuple[Shelf, Record] | Draft) -> Namespace:
+    return found.namespace if isinstance(found, Draft) else found[1].entry.namespace

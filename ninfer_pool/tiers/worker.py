@@ -59,8 +59,14 @@ class Worker:
                 with self._idle:
                     self._job = None
                     self._idle.notify_all()
-                while self._after:
-                    self._after.pop()()
+                self._notify()
+
+    def _notify(self) -> None:
+        while self._after:
+            try:
+                self._after.pop()()
+            except Exception:  # the caller's: told, and the thread goes on
+                tell_fault()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being done; False: it still is. Not under the pool's lock."""

@@ -265,3 +265,33 @@ def test_host_pages_are_taken_while_others_are_given_back() -> None:
     memory.free(given)
     taker.join()
     memory.check(taken)
+
+
+@pytest.mark.parametrize(
+    ("host", "lengths"),
+    [(8, [(8, 20), (0, 18)]), (30, [(0, 11), (0, 27), (0, 14), (8, 25), (8, 27)])],
+    ids=["too large for host memory", "two for the place of one on disk"],
+)
+def test_what_is_stored_ahead_of_time_comes_to_an_end(
+    host: int, lengths: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    driver = world(tmp_path, num_pages=20, host=host, disk_budget=5000)
+    for number, (shared, count) in enumerate(lengths, 1):
+        boundaries = [(shared, "system")] if shared else []
+        driver.ask([*SYSTEM[:shared], *tail(number, count)], boundaries=boundaries)
+        steps = 0
+        while driver.tiers.step():
+            steps += 1
+            assert steps < 50, "an engine that has nothing else to do never rests, nor ends"
+    settled(driver, tmp_path)
+
+
+def test_what_is_gone_before_its_time_is_not_remembered_until_then() -> None:
+    driver = TieredDriver(
+        config(num_pages=24, clock=lambda: 0.0), host=20, files=UnsyncedFiles(), audits=False
+    )
+    for number in range(1, 200):
+        driver.serve(tail(number), ttl_seconds=1e6)
+    [shelf] = driver.tiers.shelves
+    assert shelf.traffic.stored > 150
+    assert len(shelf._deadlines) < 2 * len(shelf.records) + 100

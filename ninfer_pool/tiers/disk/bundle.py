@@ -64,6 +64,8 @@ def write_bundle(
     Raises:
         StoreError: it cannot be written, or does not fit together.
     """
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path}: no file; needs a path that is free, or a file to replace")
     files = files or Files()
     bundle = replace(bundle, salted=bundle.namespace.salt is not None)
     check_bundle(bundle)

@@ -225,6 +225,12 @@ class Folder:
             for file in opened:
                 files.close(file)
 
+    def claim(self, blob: Blob) -> None:
+        """Let a file that is there stay as if it had just been written, until that is settled."""
+        with self._lock:
+            self._section.uses[_file(blob)] += 1
+            self._unsettled[_file(blob)] += 1
+
     def abandon(self, blob: Blob) -> None:
         """Settle a write that is not wanted after all."""
         with self._using():
@@ -301,10 +307,8 @@ class Folder:
             if self._unsettled[file]:
                 self.bytes -= self._unsettle(file)
 
-    def remove(self, name: str, *, keep: Iterable[Blob] = ()) -> int:
+    def remove(self, name: str) -> int:
         """Remove a record, and the files that nothing else needs; returns the bytes freed.
-
-        Its files in ``keep`` stay as if they had just been written, until that is settled.
 
         Raises:
             StoreError: no such record, or its manifest cannot be removed.
@@ -313,16 +317,7 @@ class Folder:
             with self._lock:
                 if name not in section.records:
                     raise StoreError(f"id: {name!r}; no such entry")
-                kept = section.records[name].files().keys() & {_file(blob) for blob in keep}
-                kept = {file for file in kept if not self._unsettled[file]}
-                section.uses.update(kept)
-                self._unsettled.update(kept)
-                try:
-                    freed = section.drop(name)
-                except BaseException:
-                    for file in kept:
-                        self._unsettle(file)
-                    raise
+                freed = section.drop(name)
                 self.bytes -= freed
             with telling(section.where):
                 self._root.files.sync(section.folders["entries"])
