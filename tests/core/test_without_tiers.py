@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ninfer_pool import PoolConfig
 from ninfer_pool.below import NoTiers
 from ninfer_pool.errors import ConfigError
+from ninfer_pool.search import Rules
 from ninfer_pool.testing.driver import Driver
 
 
@@ -33,6 +35,9 @@ def test_there_is_nothing_below() -> None:
     below.leaving(entry, entry.tip)
     below.forked(entry.tip)
     below.consumed(entry.tip, "host")
+    asked: Any = object()
+    prompt = driver.prompt(range(10))
+    assert below.raise_up(prompt, asked, Rules(), lane=True) is asked
     assert driver.pool.stats().tiers == ()
     assert [each.tier for each in driver.pool.entries()] == ["device"]
     told = driver.pool.explain(driver.prompt(range(10)))
