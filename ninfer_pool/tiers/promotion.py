@@ -138,8 +138,9 @@ def _attach(pool: PrefixPool, kept: Kept, mark: Checkpoint, prompt: Prompt, bill
             heappush(pool.expiry, (kept.expires, next(pool.serial), mark))
     if entry is not None:
         entry.hits, entry.gap = record.entry.hits, record.entry.gap
-        if record.pinned:
-            pool.pin_entry(entry)
+        if record.pinned and entry.pinned is None:  # this one alone has been found to fit
+            retained.guard(entry.tip)
+            entry.pinned = [entry.tip]
     fit_budget(retained, bill, fresh=[each for each in stands if each.path], keep=entry)
     retained.note_peaks()
 
