@@ -21,7 +21,6 @@ from ninfer_pool.server.options import add_serve
 from ninfer_pool.sim import options
 from ninfer_pool.sim.arguments import add_simulate
 from ninfer_pool.sim.command import simulate
-from ninfer_pool.tiers.disk.store_command import add_store
 
 TRACE_SOURCES = ("mooncake", "kv-cache-tester", "openai-jsonl", "server-log")
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -57,7 +56,7 @@ def _complain(message: str) -> int:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; traces may stand between the options, where argparse loses them."""
-    parser = _parser()
+    parser = _parser(argv)
     args, rest = parser.parse_known_args(_join_negatives(argv))
     unknown = [word for word in rest if word.startswith("-") or "traces" not in args]
     if unknown:
@@ -99,7 +98,7 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> _Parser:
+def _parser(argv: Sequence[str]) -> _Parser:
     parser = _Parser(prog="ninfer-pool", description="Prefix reuse for hybrid models, sized.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -117,7 +116,11 @@ def _parser() -> _Parser:
     serve = commands.add_parser("serve", help="an HTTP server for OpenAI's and Anthropic's clients")
     add_serve(serve)
     serve.set_defaults(run=_serve)
-    add_store(commands.add_parser("store", help="look at and tidy a folder of --disk-dir"))
+    store = commands.add_parser("store", help="look at and tidy a folder of --disk-dir")
+    if list(argv[:1]) == ["store"]:  # its options bring the tiers along; others do without
+        from ninfer_pool.tiers.disk.store_command import add_store
+
+        add_store(store)
     bench = commands.add_parser("bench", help="measure on this machine")
     kinds = bench.add_subparsers(required=True, metavar="core|runner|tiers")
     _add_bench(kinds.add_parser("core", help="lookup, commit, evict and explain, in microseconds"))

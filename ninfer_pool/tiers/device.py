@@ -13,13 +13,14 @@ from ninfer_pool.pages import Pages
 from ninfer_pool.retained import Retained
 from ninfer_pool.tiers.parts import (
     Draft,
-    DraftMark,
     Image,
     Part,
     Run,
     Stored,
     clipped,
     covering_end,
+    draft_mark_of,
+    draft_of_entry,
     without_spares,
 )
 
@@ -36,34 +37,9 @@ def draft_of(retained: Retained, entry: Entry) -> Draft:
     marks = without_spares(every)
     compose(retained, marks)
     tip = entry.tip
-    return Draft(
-        namespace=entry.namespace,
-        key=entry.key,
-        tokens=ways.sequence(tip.where, tip.position),
-        attributes=ways.attributes(tip.where, tip.position),
-        prompt_tokens=entry.prompt_tokens,
-        priority=entry.priority,
-        released=entry.released,
-        hits=entry.hits,
-        gap=entry.gap,
-        created=entry.created,
-        used=entry.used,
-        marks=[_draft_mark(mark) for mark in marks],
-    )
-
-
-def _draft_mark(mark: Checkpoint) -> DraftMark:
-    return DraftMark(
-        position=mark.position,
-        kind=mark.kind,
-        cuts=mark.cuts,
-        expires=mark.expires,
-        lane=mark.lane,
-        tick=mark.tick,
-        uses=mark.uses,
-        spare=mark.spare,
-        stored=mark.stored,
-    )
+    tokens = ways.sequence(tip.where, tip.position)
+    carried = ways.attributes(tip.where, tip.position)
+    return draft_of_entry(entry, marks, tokens=tokens, attributes=carried)
 
 
 def compose(retained: Retained, marks: list[Checkpoint]) -> None:
@@ -203,5 +179,5 @@ def draft_of_spare(retained: Retained, mark: Checkpoint) -> Draft:
         gap=0,
         created=mark.tick,
         used=mark.tick,
-        marks=[_draft_mark(mark)],
+        marks=[draft_mark_of(mark, spare=mark.spare)],
     )

@@ -15,6 +15,7 @@ from ninfer_pool.tiers.disk.geometry import Geometry, same_base
 from ninfer_pool.tiers.disk.manifest import Blob, EntryRecord, MarkRecord, RunBlob
 from ninfer_pool.tiers.parts import Draft, DraftMark, Image, Part, Run, Stored, covering_end
 from ninfer_pool.tiers.payload import Payload, Row, Source
+from ninfer_pool.tiers.sources import StagedSource
 
 MANIFEST_BYTES = 2048
 MARK_BYTES = 640
@@ -74,27 +75,28 @@ class DiskMedium:
             )
         return self.folder.write_image(_cut(rows, self._config.image_bytes))
 
-    def probe(self) -> tuple[int, float]:
-        """Write a file and take it away again; return its bytes and the seconds it took.
+    def probe(self) -> tuple[int, float, float]:
+        """Write a file, read it and take it away again; return its bytes and both seconds.
 
-        So that it is known how long a request would wait for this disk; (0, 0.0) where there is
-        no room for it.
+        So that it is known how long a request would wait for this disk; (0, 0.0, 0.0) where there
+        is no room for it.
         """
-        config = self._config
-        size = self.size(Image()) if config.image_bytes else self.folder.run_bytes(0, 1)
+        part: Part = Image() if self._config.image_bytes else Run(0, bytes(4))
+        size = self.size(part)
         if self.used + size > self.budget:
-            return 0, 0.0
+            return 0, 0.0, 0.0
+        pages = max(1, self._config.image_pages)
+        rows = np.zeros((pages, self._config.page_bytes), dtype=np.uint8)
         began = time.perf_counter()
         try:
-            if config.image_bytes:
-                blob: Blob = self.folder.write_image(np.zeros(config.image_bytes, dtype=np.uint8))
-            else:
-                page = np.zeros(config.page_bytes, dtype=np.uint8)
-                blob = self.folder.write_run(begin=0, end=1, tokens=bytes(4), pages=[page])
-            self.folder.abandon(blob)
+            place = self.write(part, StagedSource({part: list(rows)}))
+            wrote = time.perf_counter()
+            self.read(part, place, list(rows), tokens=bytes(4), upto=1)
+            done = time.perf_counter()
+            self.free(place)
         except StoreError:
-            return 0, 0.0
-        return size, time.perf_counter() - began
+            return 0, 0.0, 0.0
+        return size, wrote - began, done - wrote
 
     def reclaim(self, size: int) -> None:
         """Remove what nobody can use here, until ``size`` more bytes fit or none is left: entries

@@ -137,18 +137,38 @@ class Kept(Checkpoint):
         self.record = record
 
 
-def draft_mark_of(kept: Kept, *, spare: bool) -> DraftMark:
-    """Return a checkpoint of a tier as one that is to be stored again."""
+def draft_mark_of(mark: Checkpoint, *, spare: bool) -> DraftMark:
+    """Return a checkpoint, of the device or a tier, as one that is to be stored."""
     return DraftMark(
-        position=kept.position,
-        kind=kept.kind,
-        cuts=kept.cuts,
-        expires=kept.expires,
-        lane=kept.lane,
-        tick=kept.tick,
-        uses=kept.uses,
+        position=mark.position,
+        kind=mark.kind,
+        cuts=mark.cuts,
+        expires=mark.expires,
+        lane=mark.lane,
+        tick=mark.tick,
+        uses=mark.uses,
         spare=spare,
-        stored=kept.stored,
+        stored=mark.stored,
+    )
+
+
+def draft_of_entry(
+    entry: Entry, marks: Iterable[Checkpoint], *, tokens: bytes, attributes: list[Attribute]
+) -> Draft:
+    """Return an entry, of the device or a tier, as one that a tier may store."""
+    return Draft(
+        namespace=entry.namespace,
+        key=entry.key,
+        tokens=tokens,
+        attributes=attributes,
+        prompt_tokens=entry.prompt_tokens,
+        priority=entry.priority,
+        released=entry.released,
+        hits=entry.hits,
+        gap=entry.gap,
+        created=entry.created,
+        used=entry.used,
+        marks=[draft_mark_of(mark, spare=mark.spare) for mark in marks],
     )
 
 

@@ -30,6 +30,7 @@ from ninfer_pool.tiers.parts import (
     Stored,
     all_parts,
     draft_mark_of,
+    draft_of_entry,
     one_each,
     without_spares,
 )
@@ -353,22 +354,9 @@ class Shelf:
 
     def draft(self, record: Record, *, spares: bool) -> Draft:
         """Return a record as one that another tier may store."""
-        entry = record.entry
         marks = record.marks if spares else without_spares(record.marks)
-        return Draft(
-            namespace=entry.namespace,
-            key=entry.key,
-            tokens=self.sequence(record),
-            attributes=record.attributes,
-            prompt_tokens=entry.prompt_tokens,
-            priority=entry.priority,
-            released=entry.released,
-            hits=entry.hits,
-            gap=entry.gap,
-            created=entry.created,
-            used=entry.used,
-            marks=[draft_mark_of(kept, spare=kept.spare) for kept in marks],
-        )
+        tokens = self.sequence(record)
+        return draft_of_entry(record.entry, marks, tokens=tokens, attributes=record.attributes)
 
     def check(self) -> None:
         """Recount everything; AssertionError names what is off. O(everything here)."""

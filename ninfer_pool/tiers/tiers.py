@@ -23,6 +23,7 @@ from ninfer_pool.tiers.describe import describe, describe_draft, tier_stats
 from ninfer_pool.tiers.device import compose
 from ninfer_pool.tiers.disk_medium import DiskMedium, geometry_of
 from ninfer_pool.tiers.down import Descent
+from ninfer_pool.tiers.memory import HostMemory
 from ninfer_pool.tiers.parts import Draft, Record
 from ninfer_pool.tiers.payload import Payload, Source
 from ninfer_pool.tiers.rates import Rates
@@ -30,6 +31,9 @@ from ninfer_pool.tiers.shelf import Shelf, unconsumed
 from ninfer_pool.tiers.sources import ShelfSource
 from ninfer_pool.tiers.up import Ascent
 from ninfer_pool.tiers.worker import tell_fault
+
+RATED_BYTES = 8 << 20
+"""What is moved to learn how fast host memory is, about."""
 
 
 class Tiers:
@@ -45,7 +49,7 @@ class Tiers:
         payload: how its pages are reached; None: nothing is moved, only counted (simulation).
         shelves: the tiers, the fastest first; see `host_shelf` and `disk_shelf`.
         namespace: the model's: `load` takes only files of it; None: of any.
-        rates: bytes and tokens a second; None: measured as it goes.
+        rates: bytes and tokens a second; None: measured, with a thread at the start, and as it goes.
         background: writes to disk happen in a thread of their own; else where they are due.
 
     Guarantees as the pool's: budgets hold at every moment (G9), an entry is offered by a tier
@@ -84,6 +88,20 @@ class Tiers:
             pool.retained.keeper = self
             pool.retained.tiers = tuple(self.shelves)
         self._open_disk()
+        self._measure_host()
+
+    def _measure_host(self) -> None:
+        """Learn how fast pages are moved between the device and host memory, by moving some."""
+        config = self.pool.config
+        for shelf in self.shelves:
+            if isinstance(shelf.medium, HostMemory) and self.payload and self.down.background:
+                pages = range(min(config.num_pages, max(1, RATED_BYTES // config.page_bytes)))
+                rows = self.payload.allocate(len(pages))
+                self.payload.read(pages, list(rows))  # which also touches the memory
+                began = time.perf_counter()
+                self.payload.read(pages, list(rows))
+                size = len(pages) * config.page_bytes
+                self.rates.note_restore(shelf.name, size, time.perf_counter() - began)
 
     def _changed(self) -> None:
         self.pool.retained.version += 1
@@ -98,7 +116,9 @@ class Tiers:
                     shelf.add(draft, name=name, tick=draft.used)
                 shelf.make_room(0, tick=0)
                 if self.down.background:
-                    shelf.traffic.note_write(*shelf.medium.probe())
+                    size, writing, reading = shelf.medium.probe()
+                    shelf.traffic.note_write(size, writing)
+                    self.rates.note_restore(shelf.name, size, reading)
 
     # -- what the pool asks ----------------------------------------------------------------
 
