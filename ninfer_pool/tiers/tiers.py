@@ -49,7 +49,7 @@ class Tiers:
         payload: how its pages are reached; None: nothing is moved, only counted (simulation).
         shelves: the tiers, the fastest first; see `host_shelf` and `disk_shelf`.
         namespace: the model's: `load` takes only files of it; None: of any.
-        rates: bytes and tokens a second; None: measured, with a thread at the start, and as it goes.
+        rates: bytes and tokens a second; None: measured at the start (with a thread) and later.
         background: writes to disk happen in a thread of their own; else where they are due.
 
     Guarantees as the pool's: budgets hold at every moment (G9), an entry is offered by a tier
