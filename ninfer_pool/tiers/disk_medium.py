@@ -90,6 +90,7 @@ class DiskMedium:
         began = time.perf_counter()
         try:
             place = self.write(part, StagedSource({part: list(rows)}))
+            self.folder.settle(place)
             wrote = time.perf_counter()
             self.read(part, place, list(rows), tokens=bytes(4), upto=1)
             done = time.perf_counter()

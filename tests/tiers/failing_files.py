@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ninfer_pool.tiers.disk.files import Files
@@ -16,10 +16,14 @@ CALLS = frozenset(WRITES + REMOVALS + READS + ("restrict", "tighten", "lock_file
 
 
 class UnsyncedFiles(Files):
-    """Does not wait for the disk, which only a loss of power would tell."""
+    """Does not wait for the disk, which only a loss of power would tell; one call at a time."""
 
     def sync(self, descriptor: int) -> None:
         os.fstat(descriptor)
+
+    def each(self, waits: Collection[Callable[[], None]]) -> None:
+        for wait in waits:
+            wait()
 
 
 class FailingFiles(UnsyncedFiles):

@@ -6,7 +6,9 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +19,8 @@ if sys.platform != "win32":
 
 MOST_VIEWS = 512
 """Pieces of one call; systems allow 1,024."""
+MOST_WAITS = 8
+"""Threads that wait for the disk at once: a file system then makes many files last in one go."""
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 # A pipe must not make whoever opens it wait; it is refused right after.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _SAFE
@@ -153,6 +157,33 @@ class Files:
     def sync(self, descriptor: int) -> None:
         """Return when a file's bytes, or a folder's names, outlive a loss of power."""
         os.fsync(descriptor)
+
+    def each(self, waits: Collection[Callable[[], None]]) -> None:
+        """Do several waits for the disk at once; raises the first error when all are over.
+
+        Each may happen in a thread of its own, which keeps no process from ending.
+        """
+        left, errors = deque(waits), list[Exception]()
+
+        def work() -> None:
+            while left and not errors:
+                try:
+                    wait = left.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                try:
+                    wait()
+                except Exception as error:
+                    errors.append(error)
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in waits][1:MOST_WAITS]
+        for thread in threads:
+            thread.start()
+        work()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
 
     def rename(self, folder: int, old: str, new: str) -> None:
         """Give a file another name in its folder, at once or not at all."""

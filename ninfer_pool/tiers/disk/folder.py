@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition, Lock
 
@@ -15,11 +15,13 @@ from ninfer_pool.namespace import Namespace
 from ninfer_pool.tiers.disk import manifest, runs
 from ninfer_pool.tiers.disk.files import Files, telling
 from ninfer_pool.tiers.disk.foreign import drop_foreign
-from ninfer_pool.tiers.disk.geometry import Geometry, Pages, encode_geometry, same_base
+from ninfer_pool.tiers.disk.geometry import Geometry, Pages, same_base
+from ninfer_pool.tiers.disk.making import open_for_writing
 from ninfer_pool.tiers.disk.manifest import Blob, EntryRecord, RunBlob
 from ninfer_pool.tiers.disk.root import TEMPORARY, Root
-from ninfer_pool.tiers.disk.section import FOLDERS, GEOMETRY, File, Section, check_sum
+from ninfer_pool.tiers.disk.section import File, Section, check_sum
 from ninfer_pool.tiers.disk.stream import Writer, equal_files
+from ninfer_pool.tiers.disk.syncing import Syncing
 
 
 class Folder:
@@ -51,53 +53,23 @@ class Folder:
         self.geometry = geometry
         self.namespace = namespace
         self._lock = Condition(Lock())
-        self._commits, self._foreign = Lock(), Lock()
+        self._foreign = Lock()
         self._running, self._closed = 0, False
         self._unsettled: Counter[File] = Counter()
+        self._committing: set[str] = set()
         self._root = Root(Path(path), files or Files(), mode="make")
-        self._section = Section(self._root, geometry.fingerprint(namespace))
-        self._section.set_geometry(geometry, namespace)
+        self._section = section = Section(self._root, geometry.fingerprint(namespace))
         try:
-            self._open()
+            open_for_writing(section, geometry, namespace)
+            self.damaged = len(section.damaged)
+            removed, _ = section.sweep()
+            self.reclaimed = max(0, removed - self.damaged)
+            self.bytes = self._root.tree_bytes()
         except BaseException:
-            self._section.close()
+            section.close()
             self._root.close()
             raise
-
-    def _open(self) -> None:
-        section, root = self._section, self._root
-        with telling(section.where):
-            root.files.make_subfolder(root.folder, section.fingerprint)
-            own = root.files.open_subfolder(root.folder, section.fingerprint)
-            try:
-                for name in FOLDERS:
-                    root.files.make_subfolder(own, name)
-                root.files.sync(own)
-            finally:
-                root.files.close(own)
-            root.files.sync(root.folder)
-        section.open_folders()
-        for name, folder in section.folders.items():
-            with telling(section.where / name):
-                root.files.tighten(folder)
-        self._write_geometry()
-        section.scan()
-        section.read_records(tokens="check")
-        self.damaged = len(section.damaged)
-        removed, _ = section.sweep()
-        self.reclaimed = max(0, removed - self.damaged)
-        self.bytes = root.tree_bytes()
-
-    def _write_geometry(self) -> None:
-        root, own = self._root, self._section.folders[""]
-        where = self._section.where / GEOMETRY
-        raw = encode_geometry(self.geometry, self.namespace)
-        with telling(self._section.where):
-            names = root.files.listing(own)
-        root.clean(own, names)
-        if names.get(GEOMETRY) == len(raw) and root.read(own, where, len(raw)) == raw:
-            return
-        root.replace(own, where, raw)
+        self._syncing = Syncing(section, self._lock)
 
     @property
     def fingerprint(self) -> str:
@@ -179,7 +151,6 @@ class Folder:
                 try:
                     writer = Writer(files, file)
                     writer.write(views)
-                    files.sync(file)
                 finally:
                     files.close(file)
                 name = self._settle(folder, draft, writer.checksum, size)
@@ -204,6 +175,7 @@ class Folder:
                         self._unsettle(file)
                         raise
                     section.sizes[file] = size
+                    self._syncing.added(file)
                     return file[1]
             if self._same(folder, draft, file[1]):
                 if self._root.forget(section.folders[folder], draft):
@@ -262,7 +234,7 @@ class Folder:
         manifest.check(record, self.geometry)
         raw = manifest.encode(record, self.fingerprint)
         name, needs = manifest.identity(raw), record.files()
-        with self._using() as section, self._commits:
+        with self._using() as section, self._alone(name):
             with self._lock:
                 for file, size in needs.items():
                     if section.sizes.get(file) != size:
@@ -272,7 +244,7 @@ class Folder:
             try:
                 if not known:
                     section.check_tokens(record)
-                    self._write_manifest(section, name, raw)
+                    self._write_manifest(section, name, raw, needs)
             except BaseException:
                 with self._lock:
                     self.bytes -= section.let_go(needs)
@@ -281,15 +253,29 @@ class Folder:
                 self._publish(section, name, record)
         return name
 
-    def _write_manifest(self, section: Section, name: str, raw: bytes) -> None:
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Let nobody else commit or remove this record meanwhile."""
+        with self._lock:
+            self._lock.wait_for(lambda: name not in self._committing)
+            self._committing.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._committing.remove(name)
+                self._lock.notify_all()
+
+    def _write_manifest(
+        self, section: Section, name: str, raw: bytes, needs: Collection[File]
+    ) -> None:
         file = f"{name}.json"
-        with telling(section.where):
-            for folder in ("runs", "images"):
-                self._root.files.sync(section.folders[folder])
         self._grow(len(raw))
         try:
-            where = section.where / "entries" / file
-            self._root.replace(section.folders["entries"], where, raw)
+            self._root.replace(
+                section.folders["entries"], section.where / "entries" / file, raw,
+                sync=lambda written: self._syncing.sync(needs, written),
+            )  # fmt: skip
         except BaseException:
             # Its name may be there already, and only be doubtful.
             if self._root.forget(section.folders["entries"], file):
@@ -310,18 +296,33 @@ class Folder:
     def remove(self, name: str) -> int:
         """Remove a record, and the files that nothing else needs; returns the bytes freed.
 
+        A loss of power might bring it back until `settle`.
+
         Raises:
             StoreError: no such record, or its manifest cannot be removed.
         """
-        with self._using() as section, self._commits:
-            with self._lock:
-                if name not in section.records:
-                    raise StoreError(f"id: {name!r}; no such entry")
-                freed = section.drop(name)
-                self.bytes -= freed
-            with telling(section.where):
-                self._root.files.sync(section.folders["entries"])
+        with self._using() as section, self._alone(name), self._lock:
+            if name not in section.records:
+                raise StoreError(f"id: {name!r}; no such entry")
+            freed = section.drop(name)
+            self.bytes -= freed
+            self._syncing.removed = True
         return freed
+
+    @property
+    def unsure(self) -> bool:
+        """Something was removed that a loss of power might bring back."""
+        return self._syncing.removed
+
+    def settle(self, *written: Blob) -> None:
+        """Make removals outlive a loss of power, and files of which no record is committed yet.
+
+        Raises:
+            StoreError: the disk fails.
+        """
+        with self._using() as section, telling(section.where):
+            self._syncing.settle()
+            self._syncing.sync([_file(blob) for blob in written])
 
     def read_run(
         self, blob: RunBlob, *, into: Pages, tokens: bytes, upto: int | None = None
@@ -364,7 +365,9 @@ class Folder:
             return freed
 
     def close(self) -> None:
-        """Wait for what is running, then give the folder back. Twice is once."""
+        """Settle, wait for what is running, then give the folder back. Twice is once."""
+        with suppress(StoreError):
+            self.settle()
         with self._lock:
             self._closed = True
             self._lock.wait_for(lambda: not self._running)
