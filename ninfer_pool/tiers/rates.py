@@ -36,6 +36,10 @@ class Rates:
         rate = self.bytes_s.get(tier)
         return size / rate if rate else 0.0
 
+    def prefill_seconds(self, tokens: int) -> float:
+        """Return what prefilling so many tokens takes; 0 where that is not known."""
+        return tokens / self.prefill_tokens_s if self.prefill_tokens_s else 0.0
+
     def pays(self, tier: str, size: int, tokens: int) -> bool:
         """Say whether restoring ``size`` bytes is quicker than prefilling ``tokens``."""
         if self.prefill_tokens_s is None:

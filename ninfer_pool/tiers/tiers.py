@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ninfer_pool import index, ways
@@ -23,6 +23,7 @@ from ninfer_pool.tiers.describe import describe, describe_draft, tier_stats
 from ninfer_pool.tiers.device import compose
 from ninfer_pool.tiers.disk_medium import DiskMedium, geometry_of
 from ninfer_pool.tiers.down import Descent
+from ninfer_pool.tiers.flushing import flush
 from ninfer_pool.tiers.memory import HostMemory
 from ninfer_pool.tiers.parts import Draft, Record
 from ninfer_pool.tiers.payload import Payload, Source
@@ -105,7 +106,7 @@ class Tiers:
 
     def _changed(self) -> None:
         self.pool.retained.version += 1
-        self.down.changes += 1
+        self.down.ahead.changes += 1
 
     def _open_disk(self) -> None:
         """Offer what the folder holds."""
@@ -198,7 +199,7 @@ class Tiers:
         self, where: Callable[[Namespace], bool] | None = None, newest: int | None = None
     ) -> list[EntryInfo]:
         """See `Below`. What is on its way to a tier is one of them."""
-        found: list[tuple[Shelf, Record] | Draft] = [*self._only_below(), *self._on_its_way()]
+        found: list[tuple[Shelf, Record] | Draft] = [*self._only_below(), *self.down.on_its_way()]
         if where is not None:
             found = [each for each in found if where(_namespace(each))]
         first = 0 if newest is None else max(0, len(found) - newest)
@@ -208,16 +209,6 @@ class Tiers:
         if isinstance(found, Draft):
             return describe_draft(found, self.shelves[-1])
         return describe(*found)
-
-    def _on_its_way(self) -> list[Draft]:
-        """What has left the device and is being stored, and lies nowhere else."""
-        places: list[Container[str]] = [self.pool.retained.keys]
-        places += [shelf.keys for shelf in self.shelves]
-        return [
-            draft
-            for draft in self.down.every()
-            if not draft.cancelled and not any(draft.key in keys for keys in places)
-        ]
 
     def _only_below(self) -> Iterator[tuple[Shelf, Record]]:
         """Yield what lies in no higher tier, by key, the lowest tier's first."""
@@ -233,7 +224,7 @@ class Tiers:
         for shelf in self.shelves:
             if key in shelf.keys:
                 return [describe(shelf, record) for record in shelf.keys[key].values()]
-        return [self._described(draft) for draft in self._on_its_way() if draft.key == key]
+        return [self._described(draft) for draft in self.down.on_its_way() if draft.key == key]
 
     def set_pin(self, key: str, *, pinned: bool) -> bool:
         """See `Below`. A pin below the device lasts as long as the process."""
@@ -270,8 +261,10 @@ class Tiers:
 
         Call it between steps of the engine, on its thread. O(1) where nothing is due.
         """
-        attached = self.pool.below is self
-        return attached and bool(self.shelves) and self.down.step(max_bytes=max_bytes)
+        if not self.shelves or self.pool.below is not self:
+            return False
+        with self.pool.lock:
+            return self.down.ahead.step(max_bytes)
 
     def flush(self, *, seconds: float | None = None) -> int:
         """Write everything to disk, the most recently used first; return how many entries were
@@ -281,7 +274,7 @@ class Tiers:
         outlives the process, and nothing is done.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
-        return self.down.flush(deadline)
+        return flush(self.down, deadline)
 
     def prefetch(self, prompt: Prompt, *, notify: Callable[[], None] | None = None) -> bool:
         """Begin to bring what ``prompt`` would resume from disk nearer, off this thread.
@@ -301,7 +294,7 @@ class Tiers:
         if self.pool.below is not self:
             return
         with self.pool.lock:
-            self.down.end()
+            self.down.ahead.end()
             self.pool.below = NoTiers()
             self.pool.retained.keeper = None
             self.pool.retained.tiers = ()

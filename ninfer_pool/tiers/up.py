@@ -148,6 +148,8 @@ class Ascent:
         if not isinstance(shelf.medium, DiskMedium) or not self.down.background:
             return False
         with self.pool.lock:
+            if self._coming(prompt) and worker.after(notify):
+                return True
             record = self._on_disk(prompt, shelf)
             if record is None:
                 return False
@@ -164,6 +166,18 @@ class Ascent:
                 self.down.expect(draft)
             worker.submit(lambda: self._fetch(shelf, record, draft, parts, notify))
         return True
+
+    def _coming(self, prompt: Prompt) -> bool:
+        """Say whether what is being stored, and lies nowhere else, is what a prompt resumes."""
+        deepest = deepest_resume(self.pool.config, prompt)
+        for draft in self.down.on_its_way():
+            upto = max((m.position for m in draft.marks if m.position <= deepest), default=0)
+            if upto < max(1, self.pool.config.minimum_tokens):
+                continue
+            same = prompt.buffer[: 4 * upto] == draft.tokens[: 4 * upto]
+            if same and draft.namespace == prompt.namespace:
+                return True
+        return False
 
     def _on_disk(self, prompt: Prompt, shelf: Shelf) -> Record | None:
         """Return the record on disk that a prompt resumes deeper than anything above, if any."""

@@ -39,10 +39,14 @@ class Worker:
                 self._thread.start()
             self._idle.notify_all()
 
-    def after(self, notify: Callable[[], None] | None) -> None:
-        """Let ``notify`` be called once the job in hand is done."""
-        if notify is not None:
-            self._after.append(notify)
+    def after(self, notify: Callable[[], None] | None) -> bool:
+        """Let ``notify`` be called once the job in hand is done; False: there is none."""
+        with self._idle:
+            if self._job is None:
+                return False
+            if notify is not None:
+                self._after.append(notify)
+            return True
 
     def _loop(self) -> None:
         while True:
