@@ -56,5 +56,11 @@ class CountedMedium:
     def commit(self, draft: Draft, places: dict[Part, int]) -> None:
         """Nothing here outlives the process."""
 
+    def confirm(self, name: str) -> None:
+        """Nothing here outlives the process."""
+
+    def withdraw(self) -> None:
+        """Nothing here outlives the process."""
+
     def remove(self, name: str) -> None:
         """Nothing here outlives the process."""

@@ -155,11 +155,25 @@ class DiskMedium:
             runs=tuple(_run_blob(places[run]) for run in runs),
             marks=tuple(self._mark(mark, places, index) for mark in draft.marks),
         )
-        name = self.folder.commit(record)
         images = [mark.image for mark in record.marks if mark.image is not None]
-        for blob in {(type(each), each.file): each for each in [*record.runs, *images]}.values():
-            self.folder.claim(blob)  # which the commit has settled: parts hold theirs till freed
-        return name
+        blobs = {(type(each), each.file): each for each in [*record.runs, *images]}
+        for blob in blobs.values():
+            self.folder.claim(blob)  # one that the commit settles: parts hold theirs till freed
+        try:
+            return self.folder.commit(record, wanted=lambda: not draft.cancelled)
+        except BaseException:
+            for blob in blobs.values():
+                self.free(blob)
+            raise
+
+    def confirm(self, name: str) -> None:
+        """Nothing withdraws it any more."""
+        self.folder.confirm(name)
+
+    def withdraw(self) -> None:
+        """Take out what was cancelled after it was committed."""
+        with suppress(StoreError):
+            self.folder.withdraw()
 
     def _mark(self, mark: DraftMark, places: dict[Part, Blob], index: dict[Run, int]) -> MarkRecord:
         image = mark.stored.image

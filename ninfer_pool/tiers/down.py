@@ -70,6 +70,13 @@ class Descent:
         """Yield all that is being stored."""
         return list(self._drafts.values())
 
+    def cancel(self, drafts: Iterable[Draft]) -> None:
+        """Let nothing come of what is being stored, not even if the process ends at once."""
+        for draft in drafts:
+            draft.cancelled = True
+        for shelf in self.shelves:
+            shelf.medium.withdraw()
+
     def on_its_way(self) -> list[Draft]:
         """Return what has left the device and is being stored, and lies nowhere else."""
         places: list[Container[str]] = [self.pool.retained.keys]

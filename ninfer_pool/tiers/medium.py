@@ -51,6 +51,12 @@ class Medium(Protocol):
     def commit(self, draft: Draft, places: dict[Part, Any]) -> str | None:
         """Make an entry last; return what the medium calls it."""
 
+    def confirm(self, name: str) -> None:
+        """An entry that was made to last is offered: only `remove` takes it out now."""
+
+    def withdraw(self) -> None:
+        """Forget what was made to last, is not offered yet, and was cancelled meanwhile."""
+
     def remove(self, name: str) -> None:
         """Forget an entry that was made to last; its parts stay until they are freed."""
 

@@ -88,6 +88,12 @@ class HostMemory:
     def commit(self, draft: Draft, places: dict[Part, Ids]) -> None:
         """Nothing here outlives the process."""
 
+    def confirm(self, name: str) -> None:
+        """Nothing here outlives the process."""
+
+    def withdraw(self) -> None:
+        """Nothing here outlives the process."""
+
     def remove(self, name: str) -> None:
         """Nothing here outlives the process."""
 

@@ -113,6 +113,8 @@ def _offer(
             if name is not None:
                 shelf.medium.remove(name)
             return None
+        if name is not None:
+            shelf.medium.confirm(name)
         record = shelf.add(draft, name=name, tick=tick)
         for each in old:
             if each.entry.identity in shelf.records and each not in shelf.reading:

@@ -151,8 +151,7 @@ class Tiers:
         self._forget(entry.namespace, tokens, carried)
 
     def _forget(self, namespace: Namespace, tokens: bytes, carried: list[Attribute]) -> None:
-        for draft in self.down.related(namespace, tokens):
-            draft.cancelled = True
+        self.down.cancel(self.down.related(namespace, tokens))
         for shelf in self.shelves:
             hops = shelf.walk(namespace, memoryview(tokens), carried)
             for record in list(_same_conversation(hops, len(tokens) // 4)):
@@ -161,10 +160,9 @@ class Tiers:
 
     def evict(self, key: str) -> bool:
         """See `Below`."""
-        found = False
-        for draft in self.down.every():
-            if draft.key == key:
-                draft.cancelled = found = True
+        drafts = [draft for draft in self.down.every() if draft.key == key]
+        self.down.cancel(drafts)
+        found = bool(drafts)
         for shelf in self.shelves:
             for record in list(shelf.keys.get(key, {}).values()):
                 if record.entry.identity in shelf.records and not record.pinned:
@@ -186,8 +184,7 @@ class Tiers:
 
     def clear(self) -> int:
         """See `Below`."""
-        for draft in self.down.every():
-            draft.cancelled = True
+        self.down.cancel(self.down.every())
         gone = sum(not record.pinned for _, record in self._only_below())
         for shelf in self.shelves:
             for record in list(shelf.records.values()):

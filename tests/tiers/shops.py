@@ -109,6 +109,10 @@ class GatedFiles(UnsyncedFiles):
         self.pass_gate("rename")
         super().rename(folder, old, new)
 
+    def sync(self, descriptor: int) -> None:
+        self.pass_gate("sync")
+        super().sync(descriptor)
+
     def _preadv(self, file: int, views: Sequence[memoryview], offset: int) -> int:
         self.pass_gate("_preadv")
         return super()._preadv(file, views, offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -133,12 +134,14 @@ def test_verbs_of_a_key_that_nothing_lies_under(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["evict", "clear"])
 @pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize("call", ["create", "sync"])
 @pytest.mark.parametrize("written", range(5))
 def test_what_is_deleted_while_it_is_written_does_not_come_back(
-    written: int, verb: str, tmp_path: Path, *, host: bool
+    written: int, call: str, verb: str, tmp_path: Path, *, host: bool
 ) -> None:
-    """Neither in this process nor in the next; each of its files is being made."""
-    files = GatedFiles("create", first=written)
+    """Neither in this process nor in the next, be this one killed at once; each of its files is
+    being made, or waited for."""
+    files = GatedFiles(call, first=written)
     driver = shop(host=40 if host else None, disk=tmp_path / "disk", background=True, files=files)
     keys = serve(driver, *range(7 if host else 4))
     while not files.stopped.wait(0.01):
@@ -150,6 +153,10 @@ def test_what_is_deleted_while_it_is_written_does_not_come_back(
     else:
         driver.pool.clear()
     assert where(driver, 0) == [None]
+    copytree(tmp_path / "disk", tmp_path / "killed")
+    killed = shop(disk=tmp_path / "killed")
+    assert where(killed, 0) == [None]
+    killed.close()
     files.gate.set()
     assert driver.tiers.down.worker.wait(30)
     assert where(driver, 0) == [None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition, Lock
@@ -13,6 +13,7 @@ from ninfer_pool import keys
 from ninfer_pool.errors import StoreError
 from ninfer_pool.namespace import Namespace
 from ninfer_pool.tiers.disk import manifest, runs
+from ninfer_pool.tiers.disk.committing import Committing
 from ninfer_pool.tiers.disk.files import Files, telling
 from ninfer_pool.tiers.disk.foreign import drop_foreign
 from ninfer_pool.tiers.disk.geometry import Geometry, Pages, same_base
@@ -20,7 +21,7 @@ from ninfer_pool.tiers.disk.making import open_for_writing
 from ninfer_pool.tiers.disk.manifest import Blob, EntryRecord, RunBlob
 from ninfer_pool.tiers.disk.root import TEMPORARY, Root
 from ninfer_pool.tiers.disk.section import File, Section, check_sum
-from ninfer_pool.tiers.disk.stream import Writer, equal_files
+from ninfer_pool.tiers.disk.stream import Writer, same_files
 from ninfer_pool.tiers.disk.syncing import Syncing
 
 
@@ -56,7 +57,6 @@ class Folder:
         self._foreign = Lock()
         self._running, self._closed = 0, False
         self._unsettled: Counter[File] = Counter()
-        self._committing: set[str] = set()
         self._root = Root(Path(path), files or Files(), mode="make")
         self._section = section = Section(self._root, geometry.fingerprint(namespace))
         try:
@@ -70,6 +70,7 @@ class Folder:
             self._root.close()
             raise
         self._syncing = Syncing(section, self._lock)
+        self._committing = Committing(section, self._lock, self._syncing)
 
     @property
     def fingerprint(self) -> str:
@@ -177,25 +178,12 @@ class Folder:
                     section.sizes[file] = size
                     self._syncing.added(file)
                     return file[1]
-            if self._same(folder, draft, file[1]):
+            if same_files(self._root.files, section.folders[folder], draft, file[1]):
                 if self._root.forget(section.folders[folder], draft):
                     self._grow(-size)
                 return file[1]
             self._let_go(file)
         raise AssertionError("a million files of one checksum")
-
-    def _same(self, folder: str, one: str, other: str) -> bool:
-        files, where = self._root.files, self._section.folders[folder]
-        opened: list[int] = []
-        try:
-            opened.append(files.open(where, one))
-            opened.append(files.open(where, other))
-            return equal_files(files, *opened)
-        except (OSError, EOFError):
-            return False  # damaged; the new file stays
-        finally:
-            for file in opened:
-                files.close(file)
 
     def claim(self, blob: Blob) -> None:
         """Let a file that is there stay as if it had just been written, until that is settled."""
@@ -219,22 +207,22 @@ class Folder:
             del self._unsettled[file]
         return self._section.let_go({file: 0})
 
-    def commit(self, record: EntryRecord) -> str:
+    def commit(self, record: EntryRecord, *, wanted: Callable[[], bool] = lambda: True) -> str:
         """Write a record's manifest and return its id; durable when it returns.
 
         Settles one write of each file that it names. Committing an equal record again changes
-        nothing.
+        nothing. Until `confirm` it is withdrawn by `withdraw` once it is not ``wanted``.
 
         Raises:
-            StoreError: it cannot be written, or does not fit what was written; nothing changed,
-                and its writes are still unsettled.
+            StoreError: it cannot be written, does not fit what was written, or is not wanted;
+                nothing changed, and its writes are still unsettled.
         """
         if not same_base(record.namespace, self.namespace):
             raise StoreError("namespace: not this folder's, but for salt and adapter")
         manifest.check(record, self.geometry)
         raw = manifest.encode(record, self.fingerprint)
         name, needs = manifest.identity(raw), record.files()
-        with self._using() as section, self._alone(name):
+        with self._using() as section, self._committing.alone(name):
             with self._lock:
                 for file, size in needs.items():
                     if section.sizes.get(file) != size:
@@ -244,54 +232,59 @@ class Folder:
             try:
                 if not known:
                     section.check_tokens(record)
-                    self._write_manifest(section, name, raw, needs)
+                    self._write_manifest(section, name, raw, needs, wanted)
+                with self._lock:
+                    self._publish(section, name, record, known=known)
             except BaseException:
                 with self._lock:
                     self.bytes -= section.let_go(needs)
                 raise
-            with self._lock:
-                self._publish(section, name, record)
         return name
 
-    @contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
-        """Let nobody else commit or remove this record meanwhile."""
-        with self._lock:
-            self._lock.wait_for(lambda: name not in self._committing)
-            self._committing.add(name)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._committing.remove(name)
-                self._lock.notify_all()
-
     def _write_manifest(
-        self, section: Section, name: str, raw: bytes, needs: Collection[File]
-    ) -> None:
-        file = f"{name}.json"
+        self, section: Section, name: str, raw: bytes, needs: Collection[File],
+        wanted: Callable[[], bool],
+    ) -> None:  # fmt: skip
         self._grow(len(raw))
         try:
-            self._root.replace(
-                section.folders["entries"], section.where / "entries" / file, raw,
-                sync=lambda written: self._syncing.sync(needs, written),
-            )  # fmt: skip
+            self._committing.write(name, raw, needs, wanted)
         except BaseException:
             # Its name may be there already, and only be doubtful.
-            if self._root.forget(section.folders["entries"], file):
-                self._grow(-len(raw))
+            with self._lock:
+                self._undo(section, name, len(raw))
             raise
-        with self._lock:
-            section.sizes["entries", file] = len(raw)
 
-    def _publish(self, section: Section, name: str, record: EntryRecord) -> None:
+    def _undo(self, section: Section, name: str, size: int) -> None:
+        self._committing.confirm(name)
+        if self._root.forget(section.folders["entries"], f"{name}.json"):
+            section.sizes.pop(("entries", f"{name}.json"), None)
+            self.bytes -= size
+            self._syncing.removed = True
+
+    def _publish(self, section: Section, name: str, record: EntryRecord, *, known: bool) -> None:
         needs = record.files()
-        if name in section.records:  # then its files were counted twice
+        if known:  # then its files were counted twice
             self.bytes -= section.let_go(needs)
+        elif not self._committing.stands(name):
+            raise StoreError(f"{name}: not wanted any more")
         section.records[name] = record
         for file in needs:
             if self._unsettled[file]:
                 self.bytes -= self._unsettle(file)
+
+    def confirm(self, name: str) -> None:
+        """From now on only `remove` takes a record out."""
+        with self._lock:
+            self._committing.confirm(name)
+
+    def withdraw(self) -> None:
+        """Take out what has been committed, is not confirmed, and is not wanted any more."""
+        with self._using() as section, self._lock:
+            for name in self._committing.unwanted():
+                if name in section.records:
+                    self._drop(section, name)
+                else:
+                    self._undo(section, name, section.sizes["entries", f"{name}.json"])
 
     def remove(self, name: str) -> int:
         """Remove a record, and the files that nothing else needs; returns the bytes freed.
@@ -301,12 +294,16 @@ class Folder:
         Raises:
             StoreError: no such record, or its manifest cannot be removed.
         """
-        with self._using() as section, self._alone(name), self._lock:
+        with self._using() as section, self._committing.alone(name), self._lock:
             if name not in section.records:
                 raise StoreError(f"id: {name!r}; no such entry")
-            freed = section.drop(name)
-            self.bytes -= freed
-            self._syncing.removed = True
+            return self._drop(section, name)
+
+    def _drop(self, section: Section, name: str) -> int:
+        self._committing.confirm(name)
+        freed = section.drop(name)
+        self.bytes -= freed
+        self._syncing.removed = True
         return freed
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -107,12 +107,8 @@ class Root:
                 files.close(file)
         return bytes(raw)
 
-    def replace(
-        self, folder: int, where: Path, raw: bytes, *, sync: Callable[[int], None] | None = None
-    ) -> None:
+    def replace(self, folder: int, where: Path, raw: bytes) -> None:
         """Give a small file, as in `read`, these bytes, at once and for good, or not at all.
-
-        ``sync`` makes the open file last before it has its name, and maybe what it names.
 
         Raises:
             StoreError: it cannot be written; the file is as before.
@@ -123,7 +119,7 @@ class Root:
             try:
                 try:
                     files.write(file, [memoryview(raw)])
-                    (sync or files.sync)(file)
+                    files.sync(file)
                 finally:
                     files.close(file)
                 files.rename(folder, draft, where.name)

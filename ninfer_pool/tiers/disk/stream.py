@@ -84,6 +84,20 @@ def batches(views: Iterable[memoryview]) -> Iterator[Sequence[memoryview]]:
         yield batch
 
 
+def same_files(files: Files, folder: int, one: str, other: str) -> bool:
+    """Say whether two names in a folder hold the same bytes; not where one cannot be read."""
+    opened: list[int] = []
+    try:
+        opened.append(files.open(folder, one))
+        opened.append(files.open(folder, other))
+        return equal_files(files, *opened)
+    except (OSError, EOFError):
+        return False
+    finally:
+        for file in opened:
+            files.close(file)
+
+
 def equal_files(files: Files, one: int, other: int) -> bool:
     """Say whether two open files hold the same bytes. Two batches of memory."""
     size = files.size(one)
