@@ -57,17 +57,15 @@ def test_three_times_the_device_reuses_what_an_endless_one_does(
     asked = {"chats": 9, "rounds": 4} if long_run else {"chats": 7, "rounds": 3}
     with serve(kv_budget=ROOMY, lanes=2) as server:
         endless, prompts, answers = rotated(server, **asked)
+        assert server.get("/pool")["bytes"]["retained"] > 3 * (4 << 20)
     with serve(kv_budget=SMALL_DEVICE, lanes=2) as server:
         assert rotated(server, **asked)[0] < endless / 2
     both = {"host_budget": "6MiB", **on_disk(tmp_path / "both")}
     for below in ({"host_budget": ROOMY}, on_disk(tmp_path / "disk"), both):
         with serve(kv_budget=SMALL_DEVICE, lanes=2, **below) as server:
             reused, again, same = rotated(server, **asked)
-            size = sum(entry["bytes"] for entry in server.get("/pool")["entries"])
-            device = server.get("/pool")["bytes"]["total"]
             hits = server.get("/metrics")["live"]["hits_by_tier"]
         assert (again, same) == (prompts, answers)
-        assert size > 2.5 * device
         assert reused >= 0.97 * endless, below
         assert sum(tier["cache_hit_tokens"] for tier in hits.values()) == reused
         assert hits.keys() & set(TIERS)

@@ -72,7 +72,8 @@ def picture(driver: TieredDriver) -> Any:
 
 
 def check(driver: TieredDriver, folder: Path | None = None) -> None:
-    """Count everything again; nothing is on its way."""
+    """Count everything again, once nothing is on its way."""
+    assert driver.tiers.down.worker.wait(30)
     driver.pool.check()
     assert not driver.tiers.down.every()
     for shelf in driver.tiers.shelves:
