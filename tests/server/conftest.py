@@ -17,6 +17,12 @@ from tests.server.world import Server, serve
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No slow disk makes these servers drop what they would have stored."""
+    monkeypatch.setattr("ninfer_pool.tiers.down.LATE_SECONDS", 60.0)
+
+
 @pytest.fixture(scope="module")
 def of_four_lanes() -> Iterator[Server]:
     with serve(lanes=4) as server:

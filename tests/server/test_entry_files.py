@@ -24,7 +24,7 @@ def travelling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))
         yield folder
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while list(folder.iterdir()):
         assert time.monotonic() < until, list(folder.rglob("*"))
         time.sleep(0.01)
