@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ninfer_pool import index
 from ninfer_pool.admission import Request, search
 from ninfer_pool.entry import Checkpoint
 from ninfer_pool.errors import StoreError
@@ -71,6 +72,8 @@ class Ascent:
     def _best(self, prompt: Prompt, request: Request, rules: Rules) -> tuple[Shelf, Found] | None:
         best, position = None, request.found.position
         for shelf in self.shelves:
+            if not _goes_on(shelf, request.found.mark, prompt):
+                continue
             found = find(shelf, prompt, request.cuts, rules)
             if found.mark is None or found.position <= position:
                 continue
@@ -216,3 +219,20 @@ class Ascent:
                 disk.reading.remove(record)
                 disk.drop(parts)
             self.down.worker.after(notify)
+
+
+def _goes_on(shelf: Shelf, mark: Checkpoint | None, prompt: Prompt) -> bool:
+    """Say whether a prompt that resumes ``mark`` on the device might resume deeper from a tier.
+
+    Where the same checkpoint lies there, only what comes after it is compared. O(that).
+    """
+    owners = None if mark is None else shelf.owners.get(mark.stored)
+    if mark is None or not owners or not shelf.config.image_bytes:
+        return True
+    at = mark.position
+    kept = next(kept for kept in owners[-1].marks if kept.stored is mark.stored)
+    above, path = index.hops_to(kept.where, at)
+    rest = prompt.buffer[4 * at :]
+    hops = index.walk(path, rest, prompt.attributes, origin=at, known=above)
+    deepest = next(index.marks_upto(hops, deepest_resume(shelf.config, prompt)), None)
+    return deepest is not None and deepest.position > at
