@@ -13,7 +13,6 @@ import pytest
 from ninfer_pool import PoolConfig, PrefixPool
 from ninfer_pool.testing.driver import SPACE, Driver
 from ninfer_pool.tiers import ArrayPayload, Rates, Tiers, open_tiers
-from ninfer_pool.tiers.medium import SMALL_BYTES
 from ninfer_pool.tiers.memory import HostMemory
 from ninfer_pool.tiers.parts import Image, Run
 from tests.tiers.entries import tree_bytes
@@ -22,7 +21,6 @@ from tests.tiers.shops import (
     ANSWER,
     ENTRY,
     PAGE,
-    GatedFiles,
     WatchedFiles,
     check,
     serve,
@@ -335,116 +333,6 @@ def test_a_restore_is_counted_from_what_the_device_has(tmp_path: Path) -> None:
     assert len(driver.tiers.shelves[0].records) == 1
     assert driver.serve(cut).start == 20
     assert driver.pool.stats().tiers[0].promoted == 0
-
-
-# -- ahead of time ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("host", [None, 40])
-def test_a_prefetch_brings_it_nearer_and_says_so(host: int | None, tmp_path: Path) -> None:
-    driver = shop(disk=tmp_path / "disk")
-    serve(driver, *range(3))
-    driver.tiers.flush()
-    driver.close()
-    files = GatedFiles("_preadv")
-    driver = shop(host=host, disk=tmp_path / "disk", background=True, files=files)
-    come: list[str] = []
-    prompt = driver.prompt(told(1))
-    assert driver.tiers.prefetch(prompt, notify=lambda: come.append("come"))
-    assert files.stopped.wait(30)
-    assert driver.tiers.prefetch(prompt)
-    assert not driver.tiers.prefetch(driver.prompt(told(2)))  # one at a time
-    assert not driver.tiers.prefetch(driver.prompt(talk(30)))
-    assert come == []
-    files.gate.set()
-    assert driver.tiers.down.worker.wait(30)
-    driver.tiers.down.worker.close()
-    assert come == ["come"]
-    assert not driver.tiers.prefetch(prompt)
-    assert where(driver, 0, 1, 2) == ["disk", "host" if host else "disk", "disk"]
-    assert driver.serve(told(1)).start == 22
-    audit_tiers(driver)
-    check(driver, tmp_path / "disk")
-
-
-def test_a_request_can_wait_for_what_is_still_being_written(tmp_path: Path) -> None:
-    """It lies nowhere yet; who asks for another conversation does not wait."""
-    files = GatedFiles("create")
-    driver = shop(disk=tmp_path / "disk", background=True, files=files)
-    serve(driver, *range(5))
-    while not files.stopped.wait(0.01):
-        driver.tiers.step()
-    come: list[str] = []
-    assert where(driver, 0) == [None]
-    assert driver.tiers.prefetch(driver.prompt(told(0)), notify=lambda: come.append("come"))
-    assert not driver.tiers.prefetch(driver.prompt([*told(0)[:15], 1]))
-    assert not driver.tiers.prefetch(driver.prompt(told(4)))
-    assert come == []
-    files.gate.set()
-    assert driver.tiers.down.worker.wait(30)
-    driver.tiers.down.worker.close()
-    assert (come, where(driver, 0)) == (["come"], ["disk"])
-    assert driver.serve(told(0)).start == 22
-    check(driver, tmp_path / "disk")
-
-
-def test_what_leaves_host_memory_while_it_is_written_is_written_once(tmp_path: Path) -> None:
-    files = GatedFiles("create")
-    driver = shop(host=20, disk=tmp_path / "disk", background=True, files=files)
-    serve(driver, *range(5))
-    while not files.stopped.wait(0.01):
-        driver.tiers.step()
-    [draft] = driver.tiers.down.every()
-    host, disk = driver.tiers.shelves
-    host.make_room(host.medium.budget, tick=driver.pool.retained.tick)
-    assert draft.key not in host.keys
-    files.gate.set()
-    assert driver.tiers.down.worker.wait(30)
-    assert draft.key in disk.keys
-    assert disk.traffic.images == sum(len(record.marks) for record in disk.records.values())
-    check(driver, tmp_path / "disk")
-
-
-@pytest.mark.parametrize(
-    ("prefill", "write", "stored"),
-    [(None, 0.2, True), (None, 0.3, False), (22 / 0.5, 0.4, True), (22 / 0.5, 0.6, False),
-     (22 / 9.0, 0.9, True), (22 / 9.0, 1.1, False), (22 / 0.01, 0.2, True)],
-)  # fmt: skip
-def test_a_request_waits_for_a_store_if_that_is_quicker_than_prefilling_again(
-    prefill: float | None, write: float, tmp_path: Path, *, stored: bool
-) -> None:
-    """Up to a second, and a quarter in any case."""
-    files = GatedFiles("create")
-    rates = Rates(prefill_tokens_s=prefill, fixed=True)
-    driver = shop(rates=rates, disk=tmp_path / "disk", background=True, files=files)
-    [disk] = driver.tiers.shelves
-    serve(driver, *range(5))
-    while not files.stopped.wait(0.01):
-        driver.tiers.step()
-    entry = driver.pool.retained.ranking.order(driver.pool.retained.tick)
-    key = next(iter(entry)).key
-    disk.traffic.write_rate = (driver.pool.find(key)[0].bytes + SMALL_BYTES) / write
-    serve(driver, *range(5, 7))
-    found = driver.pool.find(key)
-    assert (bool(found), disk.traffic.dropped > 0) == (stored, not stored)
-    files.gate.set()
-    driver.close()
-
-
-def test_a_prefetch_of_what_is_damaged_is_counted_and_harmless(tmp_path: Path) -> None:
-    driver = shop(disk=tmp_path / "disk")
-    serve(driver, 0)
-    driver.tiers.flush()
-    driver.close()
-    for file in (tmp_path / "disk").glob("*/images/*"):
-        file.write_bytes(bytes(file.stat().st_size))
-    driver = shop(host=40, disk=tmp_path / "disk", background=True)
-    assert driver.tiers.prefetch(driver.prompt(told(0)))
-    assert driver.tiers.down.worker.wait(30)
-    assert sum(tier.failed for tier in driver.pool.stats().tiers) == 1
-    assert driver.serve(told(0)).start == 0
-    check(driver)
-    driver.close()
 
 
 def test_a_tier_takes_no_memory_as_it_works(tmp_path: Path) -> None:
