@@ -27,7 +27,7 @@ from ninfer_pool.bench.worlds import (
     store,
 )
 from ninfer_pool.room import Bill, drop_entry
-from ninfer_pool.tiers import ArrayPayload, Tiers, open_tiers
+from ninfer_pool.tiers import ArrayPayload, Tiers, device, open_tiers
 from ninfer_pool.tiers.disk.files import Files
 from ninfer_pool.tiers.disk.folder import Folder
 from ninfer_pool.tiers.disk.geometry import Geometry
@@ -36,6 +36,8 @@ from ninfer_pool.tiers.disk_medium import geometry_of
 
 PAGE_BYTES = 64
 """Small: what is measured here moves no page."""
+RUN_PAGES = 7
+"""Pages in one run at most, as with a 27B model, whose entries so have as many runs."""
 OVERHEAD_US = 50
 """Figure: what a request that needs nothing from a tier pays for tiers being on, at most."""
 CASES = ("hit", "hit, copies below", "branch", "miss")
@@ -82,6 +84,16 @@ def tiered_pool(plan: Plan, *, pages: int) -> Iterator[tuple[PrefixPool, Tiers]]
             tiers.close()
 
 
+@contextmanager
+def runs_of(pages: int) -> Iterator[None]:
+    """Let no run have more pages meanwhile."""
+    before, device.RUN_BYTES = device.RUN_BYTES, pages * PAGE_BYTES
+    try:
+        yield
+    finally:
+        device.RUN_BYTES = before
+
+
 def put_below(pool: PrefixPool, tiers: Tiers) -> None:
     """Copy every entry on the device to every tier."""
     tiers.flush()
@@ -105,16 +117,23 @@ class Unsynced(Files):
 
 
 class Requests:
-    """Requests of one case, each of another conversation that the device holds."""
+    """Requests of one case, each of another conversation that the device holds.
 
-    def __init__(self, pool: PrefixPool, own: Plan, *, case: str, first: int = 0) -> None:
-        self._pool, self._own, self._case = pool, own, case
+    ``tiers``, where there are some, are stepped between requests, as an engine does.
+    """
+
+    def __init__(
+        self, pool: PrefixPool, tiers: Tiers | None, own: Plan, *, case: str, first: int = 0
+    ) -> None:
+        self._pool, self._tiers, self._own, self._case = pool, tiers, own, case
         self._next = first
 
     def __call__(self, _: int) -> int:
         """Make the next request; nanoseconds of its acquire and its commit."""
         index, self._next = self._next, self._next + 1
         prompt, path, right = self._request(index)
+        while self._tiers is not None and self._tiers.step():
+            pass
         before = self._pool.explain(prompt)
         if (before.resumable, before.tier) != (right, "device" if right else None):
             raise AssertionError(f"{self._case}: resumes {before.resumable} from {before.tier}")
@@ -147,18 +166,18 @@ def _overhead(scale: Beside, *, tokens: int) -> Iterator[Ratio]:
     requests = scale.requests + 1
     pages = 3 * (scale.entries + requests) * (tokens // PAGE_TOKENS + 24)
     for case in CASES:
-        with tiered_pool(below, pages=pages) as (pool, tiers):
+        with runs_of(RUN_PAGES), tiered_pool(below, pages=pages) as (pool, tiers):
             own = Plan(shape="agent", tokens=tokens, entries=scale.entries + requests)
             plain = PrefixPool(pool.config)
             for index in range(scale.entries, own.entries):
-                for each in (pool, plain):  # in turn, so that caches know both alike
+                for each in (pool, plain)[:: 1 if index % 2 else -1]:  # memory knows both alike
                     store(each, own.path(index), system=own.system)
             if case == "hit, copies below":
                 put_below(pool, tiers)
             taken = interleaved(
                 {
-                    name: Requests(each, own, case=case, first=scale.entries)
-                    for name, each in (("on", pool), ("off", plain))
+                    "on": Requests(pool, tiers, own, case=case, first=scale.entries),
+                    "off": Requests(plain, None, own, case=case, first=scale.entries),
                 },
                 repeats=scale.requests,
             )

@@ -46,7 +46,9 @@ class Scale:
     large: Shape | None = LARGE
     large_repeats: int = 6
     beside: Beside = field(
-        default_factory=lambda: Beside(tokens=(2_048, 16_384, 65_536), entries=64, requests=24)
+        default_factory=lambda: Beside(
+            tokens=(2_048, 16_384, 65_536, 200_000), entries=64, requests=24
+        )
     )
     starts: tuple[Start, ...] = (
         Start(entries=1_000, tokens=8_192, runs=1),

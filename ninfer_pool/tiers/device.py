@@ -33,13 +33,26 @@ def draft_of(retained: Retained, entry: Entry) -> Draft:
 
     Checkpoints that were never stored learn here what they are made of.
     """
+    tip, marks = entry.tip, compose_entry(retained, entry)
+    tokens = ways.sequence(tip.where, tip.position)
+    carried = ways.attributes(tip.where, tip.position)
+    draft = draft_of_entry(entry, marks, tokens=tokens, attributes=carried)
+    return _learned(draft)
+
+
+def compose_entry(retained: Retained, entry: Entry) -> list[Checkpoint]:
+    """Find out what an entry is made of; return those of its checkpoints that are stored."""
     every = sorted(retained.path_marks(entry), key=lambda mark: mark.position)
     marks = without_spares(every)
     compose(retained, marks)
-    tip = entry.tip
-    tokens = ways.sequence(tip.where, tip.position)
-    carried = ways.attributes(tip.where, tip.position)
-    return draft_of_entry(entry, marks, tokens=tokens, attributes=carried)
+    return marks
+
+
+def _learned(draft: Draft) -> Draft:
+    for part in draft.parts():
+        if isinstance(part, Run):
+            part.learn(draft.tokens)
+    return draft
 
 
 def compose(retained: Retained, marks: list[Checkpoint]) -> None:
@@ -58,7 +71,7 @@ def compose(retained: Retained, marks: list[Checkpoint]) -> None:
         line_end = tip.position // size * size if own else tip.position
         upto = min(upto, line_end)
         cuts = [mark.position for mark in marks if mark in line]
-        runs = clipped(runs, upto) + _new_runs(tip, upto, cuts, config)
+        runs = clipped(runs, upto) + _new_runs(upto, cuts, config)
         if line_end > tip.table.known[0]:
             tip.table.known = (line_end, runs)
         tip.stored = Stored(runs, _image(mark=tip))
@@ -76,7 +89,7 @@ def compose(retained: Retained, marks: list[Checkpoint]) -> None:
             else:
                 upto = min(upto, edge)
                 runs = clipped(known, upto)
-            runs += _new_runs(mark, upto, [mark.position], config)
+            runs += _new_runs(upto, [mark.position], config)
         mark.stored = Stored(runs, _image(mark=mark))
 
 
@@ -94,23 +107,22 @@ def _same_pages(mark: Checkpoint, pages: Pages, size: int) -> bool:
     return bool(tail) and _shares_whole(mark, pages, size)
 
 
-def _new_runs(mark: Checkpoint, begin: int, ends: list[int], config: PoolConfig) -> tuple[Run, ...]:
-    """Return runs of a checkpoint's sequence from ``begin`` that end at each of ``ends`` past it,
-    none of them too large."""
+def _new_runs(begin: int, ends: list[int], config: PoolConfig) -> tuple[Run, ...]:
+    """Return runs from ``begin`` that end at each of ``ends`` past it, none of them too large."""
     size = config.page_tokens
     most = max(1, RUN_BYTES // config.page_bytes) * size
     runs: list[Run] = []
     for end in sorted(end for end in set(ends) if end > begin):
         while begin < end:
             step = min(end, begin // size * size + most)
-            runs.append(Run(begin, b"".join(ways.pieces(mark.where, begin, step))))
+            runs.append(Run(begin, step))
             begin = step
     return tuple(runs)
 
 
-def renew(marks: Iterable[Checkpoint], lost: Iterable[Run]) -> dict[Stored, Stored]:
+def renew(marks: Iterable[Checkpoint], lost: Iterable[Run], tokens: bytes) -> dict[Stored, Stored]:
     """Make runs anew that no tier and no checkpoint has whole any more; return what took the
-    place of what.
+    place of what. ``tokens`` are those that the checkpoints' sequence begins with.
 
     Such a run went on where another sequence parted from it, and that sequence has gone: what is
     left of it is what these checkpoints use.
@@ -122,7 +134,8 @@ def renew(marks: Iterable[Checkpoint], lost: Iterable[Run]) -> dict[Stored, Stor
             for mark in marks
             if mark.stored is not None and run in mark.stored.runs
         ]
-        fresh[run] = Run(run.begin, run.tokens[: 4 * (max(ends) - run.begin)])
+        fresh[run] = Run(run.begin, max(ends))
+        fresh[run].learn(tokens)
     replaced: dict[Stored, Stored] = {}
     for mark in marks:
         old = mark.stored
@@ -167,7 +180,7 @@ def draft_of_spare(retained: Retained, mark: Checkpoint) -> Draft:
     """Return a superseded checkpoint as an entry of its own, whose conversation is over."""
     compose(retained, [mark])
     namespace = retained.namespace_of(mark.where)
-    return Draft(
+    draft = Draft(
         namespace=namespace,
         key=retained.key_of(namespace, mark),
         tokens=ways.sequence(mark.where, mark.position),
@@ -181,3 +194,4 @@ def draft_of_spare(retained: Retained, mark: Checkpoint) -> Draft:
         used=mark.tick,
         marks=[draft_mark_of(mark, spare=mark.spare)],
     )
+    return _learned(draft)

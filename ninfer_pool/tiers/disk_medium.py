@@ -81,7 +81,7 @@ class DiskMedium:
         So that it is known how long a request would wait for this disk; (0, 0.0, 0.0) where there
         is no room for it.
         """
-        part: Part = Image() if self._config.image_bytes else Run(0, bytes(4))
+        part: Part = Image() if self._config.image_bytes else Run(0, 1, bytes(4))
         size = self.size(part)
         if self.used + size > self.budget:
             return 0, 0.0, 0.0
@@ -231,7 +231,7 @@ class DiskMedium:
     def _run(self, parts: dict[str, Part], places: dict[Part, Blob], blob: RunBlob) -> Run:
         part = parts.get(f"runs/{blob.file}")
         if not isinstance(part, Run):
-            part = Run(blob.begin, self.folder.run_tokens(blob))
+            part = Run(blob.begin, blob.end, self.folder.run_tokens(blob))
             parts[f"runs/{blob.file}"] = part
         places[part] = blob
         return part

@@ -171,7 +171,7 @@ class Descent:
         source.pages = pages_of(retained, marks, parts)
         lost = [part for part in parts if part not in source.pages and isinstance(part, Run)]
         if lost:
-            replaced = renew(marks, lost)
+            replaced = renew(marks, lost, draft.tokens)
             for drafted in draft.marks:
                 drafted.stored = replaced.get(drafted.stored, drafted.stored)
             source.pages = pages_of(retained, marks, wanted())

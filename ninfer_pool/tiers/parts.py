@@ -19,16 +19,27 @@ from ninfer_pool.namespace import Namespace
 class Run:
     """The KV rows of token positions ``[begin, end)`` of one computation.
 
-    A sequence that parts from another inside a run is made of its beginning; so a run knows its
-    own ``tokens``, int32.
+    A sequence that parts from another inside a run is made of its beginning; so a run that lies
+    in a tier knows its own ``tokens``, int32. One that lies on the device alone need not yet.
     """
 
-    __slots__ = ("begin", "end", "tokens")
+    __slots__ = ("_tokens", "begin", "end")
 
-    def __init__(self, begin: int, tokens: bytes) -> None:
+    def __init__(self, begin: int, end: int, tokens: bytes | None = None) -> None:
         self.begin = begin
-        self.end = begin + len(tokens) // 4
-        self.tokens = tokens
+        self.end = end
+        self._tokens = tokens
+
+    @property
+    def tokens(self) -> bytes:
+        """int32, of all its positions; once it was stored."""
+        assert self._tokens is not None, f"{self}: its tokens were never told"
+        return self._tokens
+
+    def learn(self, sequence: bytes) -> None:
+        """Take the tokens from those of a sequence that goes through all of the run."""
+        if self._tokens is None and 4 * self.end <= len(sequence):
+            self._tokens = sequence[4 * self.begin : 4 * self.end]
 
     def __repr__(self) -> str:
         return f"Run({self.begin}, {self.end})"

@@ -83,6 +83,15 @@ def check(driver: TieredDriver, folder: Path | None = None) -> None:
             assert shelf.medium.used == tree_bytes(folder)
 
 
+def step_until_stopped(driver: TieredDriver, files: GatedFiles) -> None:
+    """Let the tiers work until a thread has come to the gate."""
+    for _ in range(3000):
+        if files.stopped.wait(0.01):
+            return
+        driver.tiers.step()
+    raise AssertionError("no thread has come to the gate")
+
+
 class GatedFiles(UnsyncedFiles):
     """Stops a thread that is not the main one at some calls, until it is let through."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from ninfer_pool.tiers import Rates
 from ninfer_pool.tiers.medium import SMALL_BYTES
-from tests.tiers.shops import GatedFiles, check, serve, shop, talk, told, where
+from tests.tiers.shops import GatedFiles, check, serve, shop, step_until_stopped, talk, told, where
 from tests.tiers.world import audit_tiers
 
 
@@ -44,8 +44,7 @@ def test_a_request_can_wait_for_what_is_still_being_written(tmp_path: Path) -> N
     files = GatedFiles("create")
     driver = shop(disk=tmp_path / "disk", background=True, files=files)
     serve(driver, *range(5))
-    while not files.stopped.wait(0.01):
-        driver.tiers.step()
+    step_until_stopped(driver, files)
     come: list[str] = []
     assert where(driver, 0) == [None]
     assert driver.tiers.prefetch(driver.prompt(told(0)), notify=lambda: come.append("come"))
@@ -64,8 +63,7 @@ def test_what_leaves_host_memory_while_it_is_written_is_written_once(tmp_path: P
     files = GatedFiles("create")
     driver = shop(host=20, disk=tmp_path / "disk", background=True, files=files)
     serve(driver, *range(5))
-    while not files.stopped.wait(0.01):
-        driver.tiers.step()
+    step_until_stopped(driver, files)
     [draft] = driver.tiers.down.every()
     host, disk = driver.tiers.shelves
     host.make_room(host.medium.budget, tick=driver.pool.retained.tick)
@@ -91,8 +89,7 @@ def test_a_request_waits_for_a_store_if_that_is_quicker_than_prefilling_again(
     driver = shop(rates=rates, disk=tmp_path / "disk", background=True, files=files)
     [disk] = driver.tiers.shelves
     serve(driver, *range(5))
-    while not files.stopped.wait(0.01):
-        driver.tiers.step()
+    step_until_stopped(driver, files)
     entry = driver.pool.retained.ranking.order(driver.pool.retained.tick)
     key = next(iter(entry)).key
     disk.traffic.write_rate = (driver.pool.find(key)[0].bytes + SMALL_BYTES) / write

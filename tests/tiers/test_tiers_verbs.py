@@ -23,6 +23,7 @@ from tests.tiers.shops import (
     picture,
     serve,
     shop,
+    step_until_stopped,
     talk,
     told,
     where,
@@ -144,8 +145,7 @@ def test_what_is_deleted_while_it_is_written_does_not_come_back(
     files = GatedFiles(call, first=written)
     driver = shop(host=40 if host else None, disk=tmp_path / "disk", background=True, files=files)
     keys = serve(driver, *range(7 if host else 4))
-    while not files.stopped.wait(0.01):
-        driver.tiers.step()
+    step_until_stopped(driver, files)
     [draft] = driver.tiers.down.every()
     assert draft.key == keys[0]
     if verb == "evict":

@@ -12,7 +12,7 @@ import pytest
 from ninfer_pool.errors import RoomError, StoreError
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.parts import Image
-from tests.tiers.shops import GatedFiles, check, serve, shop, told, where
+from tests.tiers.shops import GatedFiles, check, serve, shop, step_until_stopped, told, where
 from tests.tiers.world import TieredDriver
 
 
@@ -94,8 +94,7 @@ def test_what_is_on_its_way_to_disk_is_told_and_can_be_deleted(tmp_path: Path) -
     files = GatedFiles("create")
     driver = shop(disk=tmp_path / "store", background=True, files=files, policy="lru")
     keys = serve(driver, *range(4))
-    while not files.stopped.wait(0.01):
-        driver.tiers.step()
+    step_until_stopped(driver, files)
     driver.serve(range(30_000, 30_030))
     driver.serve(range(40_000, 40_030))
     assert keys[0] not in driver.pool.retained.keys
