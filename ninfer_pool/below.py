@@ -59,9 +59,6 @@ class Below(Protocol):
     def forked(self, source: Checkpoint) -> None:
         """A sequence that went on from a checkpoint is about to be retained."""
 
-    def kept(self, mark: Checkpoint) -> None:
-        """A checkpoint has just been retained, that later requests may go on from."""
-
     def consumed(self, source: Checkpoint, tier: str) -> None:
         """A request was committed that resumed what had been brought back from a tier (G6)."""
 
@@ -111,9 +108,6 @@ class NoTiers:
         """What goes is gone."""
 
     def forked(self, source: Checkpoint) -> None:
-        """Nobody asks."""
-
-    def kept(self, mark: Checkpoint) -> None:
         """Nobody asks."""
 
     def consumed(self, source: Checkpoint, tier: str) -> None:

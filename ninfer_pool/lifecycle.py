@@ -209,8 +209,6 @@ def _store(
     new = [mark for mark in chosen if mark.path is not None]
     fit_budget(retained, grant.bill, fresh=new, keep=entry)
     retained.note_peaks()
-    if retained.keeper is not None and new:
-        retained.keeper.kept(new[-1])
     lease.key, lease.retained = stretch.key, stretch.total
     return True
 

@@ -117,23 +117,16 @@ class Unsynced(Files):
 
 
 class Requests:
-    """Requests of one case, each of another conversation that the device holds.
+    """Requests of one case, each of another conversation that the device holds."""
 
-    ``tiers``, where there are some, are stepped between requests, as an engine does.
-    """
-
-    def __init__(
-        self, pool: PrefixPool, tiers: Tiers | None, own: Plan, *, case: str, first: int = 0
-    ) -> None:
-        self._pool, self._tiers, self._own, self._case = pool, tiers, own, case
+    def __init__(self, pool: PrefixPool, own: Plan, *, case: str, first: int = 0) -> None:
+        self._pool, self._own, self._case = pool, own, case
         self._next = first
 
     def __call__(self, _: int) -> int:
         """Make the next request; nanoseconds of its acquire and its commit."""
         index, self._next = self._next, self._next + 1
         prompt, path, right = self._request(index)
-        while self._tiers is not None and self._tiers.step():
-            pass
         before = self._pool.explain(prompt)
         if (before.resumable, before.tier) != (right, "device" if right else None):
             raise AssertionError(f"{self._case}: resumes {before.resumable} from {before.tier}")
@@ -176,8 +169,8 @@ def _overhead(scale: Beside, *, tokens: int) -> Iterator[Ratio]:
                 put_below(pool, tiers)
             taken = interleaved(
                 {
-                    "on": Requests(pool, tiers, own, case=case, first=scale.entries),
-                    "off": Requests(plain, None, own, case=case, first=scale.entries),
+                    "on": Requests(pool, own, case=case, first=scale.entries),
+                    "off": Requests(plain, own, case=case, first=scale.entries),
                 },
                 repeats=scale.requests,
             )

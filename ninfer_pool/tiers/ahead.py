@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ninfer_pool.entry import Checkpoint, Entry
 from ninfer_pool.errors import StoreError
-from ninfer_pool.tiers.device import compose_entry, draft_of
+from ninfer_pool.tiers.device import draft_of
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.parts import Record
 from ninfer_pool.tiers.shelf import Shelf
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 AHEAD = 8
 """What is next to go is stored ahead of time, until this part of a tier is free or has its copy
 below."""
-MOST_FRESH = 64
-"""Checkpoints that are remembered between two steps; of others a request finds out itself."""
 
 
 class Ahead:
@@ -32,8 +29,6 @@ class Ahead:
         self.down = down
         self.changes = 0
         """How often what the tiers hold has changed."""
-        self.fresh: deque[Checkpoint] = deque(maxlen=MOST_FRESH)
-        """What was retained since the last step."""
         self._job: Generator[int, None, Record | None] | None = None
         self._job_marks: list[Checkpoint] = []
         self._scanned = self._untidied = -1
@@ -45,11 +40,6 @@ class Ahead:
 
     def step(self, max_bytes: int) -> bool:
         """See `Tiers.step`."""
-        while self.fresh:
-            mark = self.fresh.popleft()
-            entry = None if mark.path is None else mark.path.tip
-            if entry is not None and entry.tip is mark and mark.stored is None:
-                compose_entry(self.down.pool.retained, entry)
         if self._job is None and not self._begin():
             return self._tidy_host() or self._settle()
         moved = 0
@@ -156,7 +146,7 @@ class Ahead:
             return False
 
         def work() -> None:
-            with suppress(StoreError):  # then a loss of power may bring it back
+            with suppress(StoreError):  # then the next commit does it, or a loss of power undoes it
                 medium.folder.settle()
 
         self.down.worker.submit(work)

@@ -33,26 +33,13 @@ def draft_of(retained: Retained, entry: Entry) -> Draft:
 
     Checkpoints that were never stored learn here what they are made of.
     """
-    tip, marks = entry.tip, compose_entry(retained, entry)
-    tokens = ways.sequence(tip.where, tip.position)
-    carried = ways.attributes(tip.where, tip.position)
-    draft = draft_of_entry(entry, marks, tokens=tokens, attributes=carried)
-    return _learned(draft)
-
-
-def compose_entry(retained: Retained, entry: Entry) -> list[Checkpoint]:
-    """Find out what an entry is made of; return those of its checkpoints that are stored."""
     every = sorted(retained.path_marks(entry), key=lambda mark: mark.position)
     marks = without_spares(every)
     compose(retained, marks)
-    return marks
-
-
-def _learned(draft: Draft) -> Draft:
-    for part in draft.parts():
-        if isinstance(part, Run):
-            part.learn(draft.tokens)
-    return draft
+    tip = entry.tip
+    tokens = ways.sequence(tip.where, tip.position)
+    carried = ways.attributes(tip.where, tip.position)
+    return draft_of_entry(entry, marks, tokens=tokens, attributes=carried)
 
 
 def compose(retained: Retained, marks: list[Checkpoint]) -> None:
@@ -113,10 +100,9 @@ def _new_runs(begin: int, ends: list[int], config: PoolConfig) -> tuple[Run, ...
     most = max(1, RUN_BYTES // config.page_bytes) * size
     runs: list[Run] = []
     for end in sorted(end for end in set(ends) if end > begin):
-        while begin < end:
-            step = min(end, begin // size * size + most)
-            runs.append(Run(begin, step))
-            begin = step
+        bounds = [begin, *range(begin // size * size + most, end, most), end]
+        runs += map(Run, bounds, bounds[1:])
+        begin = end
     return tuple(runs)
 
 
@@ -180,7 +166,7 @@ def draft_of_spare(retained: Retained, mark: Checkpoint) -> Draft:
     """Return a superseded checkpoint as an entry of its own, whose conversation is over."""
     compose(retained, [mark])
     namespace = retained.namespace_of(mark.where)
-    draft = Draft(
+    return Draft(
         namespace=namespace,
         key=retained.key_of(namespace, mark),
         tokens=ways.sequence(mark.where, mark.position),
@@ -194,4 +180,3 @@ def draft_of_spare(retained: Retained, mark: Checkpoint) -> Draft:
         used=mark.tick,
         marks=[draft_mark_of(mark, spare=mark.spare)],
     )
-    return _learned(draft)

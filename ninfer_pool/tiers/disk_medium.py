@@ -90,11 +90,13 @@ class DiskMedium:
         began = time.perf_counter()
         try:
             place = self.write(part, StagedSource({part: list(rows)}))
-            self.folder.settle(place)
-            wrote = time.perf_counter()
-            self.read(part, place, list(rows), tokens=bytes(4), upto=1)
-            done = time.perf_counter()
-            self.free(place)
+            try:
+                self.folder.settle(place)
+                wrote = time.perf_counter()
+                self.read(part, place, list(rows), tokens=bytes(4), upto=1)
+                done = time.perf_counter()
+            finally:
+                self.free(place)
         except StoreError:
             return 0, 0.0, 0.0
         return size, wrote - began, done - wrote

@@ -97,6 +97,8 @@ class Descent:
             return  # the worker is storing it, from a copy
         if entry is None and not self.shelves[0].keeps_spares:
             return
+        if _within_run(mark) and any(self._seen(shelf, mark) for shelf in self.shelves):
+            return  # it lies below, and what it was made of would have to be made anew
         draft, _ = self._drafted(entry, mark)
         for shelf in self.shelves[self.shelves.index(self.roomy(draft)) :]:
             if self._seen(shelf, mark) or self.store_first(shelf, *self._drafted(entry, mark)):
@@ -175,6 +177,9 @@ class Descent:
             for drafted in draft.marks:
                 drafted.stored = replaced.get(drafted.stored, drafted.stored)
             source.pages = pages_of(retained, marks, wanted())
+        for part in source.pages:  # whole on this way, so these are its tokens
+            if isinstance(part, Run):
+                part.learn(draft.tokens)
         return source
 
     def descend(self, upper: Shelf, lower: Shelf, record: Record) -> None:
@@ -239,6 +244,11 @@ class Descent:
                     holder.drop(parts)
 
         self.worker.submit(work)
+
+
+def _within_run(mark: Checkpoint) -> bool:
+    """Say whether a checkpoint is made of the beginning of a run that goes on past it."""
+    return mark.stored is not None and mark.stored.runs[-1].end > mark.position
 
 
 def _descending(down: Descent, upper: Shelf, lower: Shelf) -> Callable[[Record], None]:

@@ -38,7 +38,7 @@ class Run:
 
     def learn(self, sequence: bytes) -> None:
         """Take the tokens from those of a sequence that goes through all of the run."""
-        if self._tokens is None and 4 * self.end <= len(sequence):
+        if self._tokens is None:
             self._tokens = sequence[4 * self.begin : 4 * self.end]
 
     def __repr__(self) -> str:

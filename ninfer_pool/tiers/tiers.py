@@ -135,10 +135,6 @@ class Tiers:
         """See `Below`: from now on it is known what both are made of, so that it is stored once."""
         compose(self.pool.retained, [source])
 
-    def kept(self, mark: Checkpoint) -> None:
-        """See `Below`: the same is found out in the next `step`, so that no request does it."""
-        self.down.ahead.fresh.append(mark)
-
     def consumed(self, source: Checkpoint, tier: str) -> None:
         """See `Below`."""
         if source.stored is not None:

@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ninfer_pool import index
 from ninfer_pool.admission import Request, search
+from ninfer_pool.below import Searchable
 from ninfer_pool.entry import Checkpoint
 from ninfer_pool.errors import StoreError
 from ninfer_pool.planner import canonical_cuts
@@ -151,13 +154,13 @@ class Ascent:
         if not isinstance(shelf.medium, DiskMedium) or not self.down.background:
             return False
         with self.pool.lock:
-            if self._coming(prompt) and worker.after(notify):
-                return True
+            if worker.busy and self._coming(prompt):
+                return worker.after(notify)
             record = self._on_disk(prompt, shelf)
             if record is None:
                 return False
             if record is self._fetched:
-                return worker.busy and record in shelf.reading
+                return record in shelf.reading and worker.after(notify)
             if worker.busy:
                 return False
             self._fetched = record
@@ -171,30 +174,30 @@ class Ascent:
         return True
 
     def _coming(self, prompt: Prompt) -> bool:
-        """Say whether what is being stored, and lies nowhere else, is what a prompt resumes."""
-        deepest = deepest_resume(self.pool.config, prompt)
+        """Say whether a prompt resumes what is being stored deeper than anything that is there."""
+        deepest, best = deepest_resume(self.pool.config, prompt), 0
         for draft in self.down.on_its_way():
-            upto = max((m.position for m in draft.marks if m.position <= deepest), default=0)
-            if upto < max(1, self.pool.config.minimum_tokens):
-                continue
-            same = prompt.buffer[: 4 * upto] == draft.tokens[: 4 * upto]
-            if same and draft.namespace == prompt.namespace:
-                return True
-        return False
+            upto = min(_in_common(draft, prompt), deepest)
+            best = max([best, *(m.position for m in draft.marks if m.position <= upto)])
+        if best < max(1, self.pool.config.minimum_tokens):
+            return False
+        places: list[Searchable] = [self.pool.retained, *self.shelves]
+        return best > max(found.position for found in self._searched(prompt, places))
 
-    def _on_disk(self, prompt: Prompt, shelf: Shelf) -> Record | None:
-        """Return the record on disk that a prompt resumes deeper than anything above, if any."""
+    def _searched(self, prompt: Prompt, places: Sequence[Searchable]) -> list[Found]:
         config, clock = self.pool.config, self.pool.config.clock
         rules = Rules(now=clock() if clock is not None else None)
         cuts = canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)
-        found = find(shelf, prompt, cuts, rules)
-        if not isinstance(found.mark, Kept) or found.position < config.minimum_tokens:
+        return [find(place, prompt, cuts, rules) for place in places]
+
+    def _on_disk(self, prompt: Prompt, shelf: Shelf) -> Record | None:
+        """Return the record on disk that a prompt resumes deeper than anything above, if any."""
+        found, *above = self._searched(prompt, [shelf, self.pool.retained, *self.shelves[:-1]])
+        if not isinstance(found.mark, Kept) or found.position < self.pool.config.minimum_tokens:
             return None
-        above = [find(self.pool.retained, prompt, cuts, rules).position]
-        above += [find(each, prompt, cuts, rules).position for each in self.shelves[:-1]]
-        if found.position <= max(above) or not shelf.pays(found.position, above=above[0]):
+        if found.position <= max(each.position for each in above):
             return None
-        return found.mark.record
+        return found.mark.record if shelf.pays(found.position, above=above[0].position) else None
 
     def _fetch(
         self,
@@ -221,16 +224,32 @@ class Ascent:
             self.down.worker.after(notify)
 
 
+def _in_common(draft: Draft, prompt: Prompt) -> int:
+    """Return how many tokens a draft and a prompt begin with alike, 0 where something else about
+    these differs."""
+    if draft.namespace != prompt.namespace:
+        return 0
+    mine, theirs = np.frombuffer(prompt.buffer, np.int32), np.frombuffer(draft.tokens, np.int32)
+    size = min(len(mine), len(theirs))
+    differ = np.flatnonzero(mine[:size] != theirs[:size])
+    upto = int(differ[0]) if len(differ) else size
+    beside = [[each for each in a if each[0] < upto] for a in (prompt.attributes, draft.attributes)]
+    return upto if beside[0] == beside[1] else 0
+
+
 def _goes_on(shelf: Shelf, mark: Checkpoint | None, prompt: Prompt) -> bool:
     """Say whether a prompt that resumes ``mark`` on the device might resume deeper from a tier.
 
     Where the same checkpoint lies there, only what comes after it is compared. O(that).
     """
-    owners = None if mark is None else shelf.owners.get(mark.stored)
-    if mark is None or not owners or not shelf.config.image_bytes:
+    if mark is None or not shelf.config.image_bytes:
+        return True
+    owners = shelf.owners.get(mark.stored, ())  # equal files are one, whoever they belong to
+    own = next((each for each in owners if each.entry.namespace == prompt.namespace), None)
+    if own is None:
         return True
     at = mark.position
-    kept = next(kept for kept in owners[-1].marks if kept.stored is mark.stored)
+    kept = next(kept for kept in own.marks if kept.stored is mark.stored)
     above, path = index.hops_to(kept.where, at)
     rest = prompt.buffer[4 * at :]
     hops = index.walk(path, rest, prompt.attributes, origin=at, known=above)

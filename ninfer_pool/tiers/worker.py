@@ -62,13 +62,14 @@ class Worker:
             finally:
                 with self._idle:
                     self._job = None
+                    after, self._after = self._after, []
                     self._idle.notify_all()
-                self._notify()
+                self._notify(after)
 
-    def _notify(self) -> None:
-        while self._after:
+    def _notify(self, after: list[Callable[[], None]]) -> None:
+        for notify in after:
             try:
-                self._after.pop()()
+                notify()
             except Exception:  # the caller's: told, and the thread goes on
                 tell_fault()
 

@@ -34,7 +34,6 @@ def test_there_is_nothing_below() -> None:
     entry = next(iter(driver.pool.retained.entries.values()))
     below.leaving(entry, entry.tip)
     below.forked(entry.tip)
-    below.kept(entry.tip)
     below.consumed(entry.tip, "host")
     asked: Any = object()
     prompt = driver.prompt(range(10))

@@ -107,7 +107,7 @@ def test_files_of_an_entry_are_its_own(tmp_path: Path) -> None:
 def test_gate_refuses_a_hit_from_another_tier() -> None:
     plan = Plan(shape="agent", tokens=1024, entries=2)
     with beside.tiered_pool(plan, pages=400) as (pool, _), pytest.raises(AssertionError) as told:
-        Requests(pool, None, plan, case="hit")(0)
+        Requests(pool, plan, case="hit")(0)
     assert "resumes 1024 from host" in str(told.value)
 
 
@@ -118,7 +118,7 @@ def test_requests_of_each_case_are_served_by_the_device(case: str) -> None:
     with beside.tiered_pool(below, pages=600) as (pool, tiers):
         for index in (2, 3):
             store(pool, own.path(index), system=own.system)
-        asked = Requests(pool, tiers, own, case=case, first=2)
+        asked = Requests(pool, own, case=case, first=2)
         assert min(asked(0), asked(1)) > 0
         assert not tiers.step()
         pool.check()

@@ -253,6 +253,7 @@ class World:
             audit_tiers(driver)
             for tier in driver.pool.stats().tiers:
                 assert 0 <= tier.bytes <= tier.budget_bytes
+                assert (tier.failed, tier.damaged) == (0, 0)
             down = driver.tiers.down
             if down.every() or down.worker.busy:  # something is on its way
                 return

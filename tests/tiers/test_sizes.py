@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ninfer_pool.tiers.device import compose
 from tests.tiers.shops import check, serve, shop, told, where
 
 
@@ -29,6 +30,23 @@ def test_what_is_too_large_for_host_memory_goes_to_disk_and_only_once(tmp_path: 
     assert where(driver, 0, 1) == ["disk", "disk"]
     again = driver.pool.stats().tiers[1]
     assert again.stored == again.entries  # each was written once
+    check(driver, tmp_path / "store")
+    driver.close()
+
+
+def test_what_is_cut_short_on_the_device_does_not_take_the_place_of_all_of_it(
+    tmp_path: Path,
+) -> None:
+    """Its runs end where the whole one does; the short one would fit host memory."""
+    driver = shop(host=8, disk=tmp_path / "store", policy="lru")
+    for number in range(10):
+        serve(driver, number)
+        for entry in driver.pool.retained.entries.values():
+            compose(driver.pool.retained, [entry.tip])
+    assert drained(driver) < 50
+    assert where(driver, 0, 1) == ["disk", "disk"]
+    disk = driver.pool.stats().tiers[1]
+    assert disk.stored == disk.entries
     check(driver, tmp_path / "store")
     driver.close()
 

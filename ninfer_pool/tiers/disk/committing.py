@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from threading import Condition
@@ -16,10 +17,14 @@ from ninfer_pool.tiers.disk.syncing import Syncing
 class Committing:
     """Manifests that are being written. ``lock`` guards everything here, and the section."""
 
-    def __init__(self, section: Section, lock: Condition, syncing: Syncing) -> None:
+    def __init__(
+        self, section: Section, lock: Condition, syncing: Syncing, grow: Callable[[int], None]
+    ) -> None:
         self._section = section
         self._lock = lock
         self._syncing = syncing
+        self._grow = grow
+        """Told how many bytes there are more, under the lock."""
         self._busy: set[str] = set()
         """Records that are being committed or removed."""
         self._named: dict[str, Callable[[], bool]] = {}
@@ -47,10 +52,13 @@ class Committing:
             StoreError: it cannot be written, or is not wanted any more; then it is not there.
         """
         section, files = self._section, self._section.root.files
-        folder, file, draft = section.folders["entries"], f"{name}.json", TEMPORARY + name
-        with telling(section.where / "entries" / file):
-            opened = files.create(folder, draft)
-            try:
+        folder, file = section.folders["entries"], f"{name}.json"
+        draft, where = TEMPORARY + secrets.token_hex(8), section.where / "entries" / file
+        with self._lock:
+            self._grow(len(raw))
+        try:
+            with telling(where):
+                opened = files.create(folder, draft)
                 try:
                     files.write(opened, [memoryview(raw)])
                     self._syncing.sync(needs, opened)
@@ -62,10 +70,28 @@ class Committing:
                     files.rename(folder, draft, file)
                     self._named[name] = wanted
                     section.sizes["entries", file] = len(raw)
+        except BaseException:
+            gone = [section.root.forget(folder, each) for each in (draft, file)]
+            if all(gone):
+                with self._lock:
+                    self._grow(-len(raw))
+            raise
+        try:
+            with telling(where):
                 files.sync(folder)
-            except BaseException:
-                section.root.forget(folder, draft)
-                raise
+        except BaseException:
+            with self._lock:
+                if self.stands(name):
+                    self.undo(name)
+            raise
+
+    def undo(self, name: str) -> None:
+        """Take out a manifest that is no record's yet. Under the lock."""
+        section, file = self._section, f"{name}.json"
+        self._named.pop(name, None)
+        if section.root.forget(section.folders["entries"], file):
+            self._grow(-section.sizes.pop(("entries", file), 0))
+            self._syncing.removed = True
 
     def unwanted(self) -> list[str]:
         """Return what has just been committed and is not wanted any more. Under the lock."""

@@ -176,9 +176,14 @@ class Files:
                 except Exception as error:
                     errors.append(error)
 
-        threads = [threading.Thread(target=work, daemon=True) for _ in waits][1:MOST_WAITS]
-        for thread in threads:
-            thread.start()
+        threads = []
+        for _ in range(min(len(waits), MOST_WAITS) - 1):
+            thread = threading.Thread(target=work, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more: with those that there are
+                break
+            threads.append(thread)
         work()
         for thread in threads:
             thread.join()

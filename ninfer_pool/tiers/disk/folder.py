@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition, Lock
@@ -70,7 +70,7 @@ class Folder:
             self._root.close()
             raise
         self._syncing = Syncing(section, self._lock)
-        self._committing = Committing(section, self._lock, self._syncing)
+        self._committing = Committing(section, self._lock, self._syncing, self._add)
 
     @property
     def fingerprint(self) -> str:
@@ -232,7 +232,7 @@ class Folder:
             try:
                 if not known:
                     section.check_tokens(record)
-                    self._write_manifest(section, name, raw, needs, wanted)
+                    self._committing.write(name, raw, needs, wanted)
                 with self._lock:
                     self._publish(section, name, record, known=known)
             except BaseException:
@@ -240,26 +240,6 @@ class Folder:
                     self.bytes -= section.let_go(needs)
                 raise
         return name
-
-    def _write_manifest(
-        self, section: Section, name: str, raw: bytes, needs: Collection[File],
-        wanted: Callable[[], bool],
-    ) -> None:  # fmt: skip
-        self._grow(len(raw))
-        try:
-            self._committing.write(name, raw, needs, wanted)
-        except BaseException:
-            # Its name may be there already, and only be doubtful.
-            with self._lock:
-                self._undo(section, name, len(raw))
-            raise
-
-    def _undo(self, section: Section, name: str, size: int) -> None:
-        self._committing.confirm(name)
-        if self._root.forget(section.folders["entries"], f"{name}.json"):
-            section.sizes.pop(("entries", f"{name}.json"), None)
-            self.bytes -= size
-            self._syncing.removed = True
 
     def _publish(self, section: Section, name: str, record: EntryRecord, *, known: bool) -> None:
         needs = record.files()
@@ -281,10 +261,11 @@ class Folder:
         """Take out what has been committed, is not confirmed, and is not wanted any more."""
         with self._using() as section, self._lock:
             for name in self._committing.unwanted():
-                if name in section.records:
+                if name not in section.records:
+                    self._committing.undo(name)
+                    continue
+                with suppress(StoreError):  # a file system that fails now; `remove` tries again
                     self._drop(section, name)
-                else:
-                    self._undo(section, name, section.sizes["entries", f"{name}.json"])
 
     def remove(self, name: str) -> int:
         """Remove a record, and the files that nothing else needs; returns the bytes freed.
@@ -300,8 +281,8 @@ class Folder:
             return self._drop(section, name)
 
     def _drop(self, section: Section, name: str) -> int:
-        self._committing.confirm(name)
         freed = section.drop(name)
+        self._committing.confirm(name)
         self.bytes -= freed
         self._syncing.removed = True
         return freed
@@ -386,7 +367,10 @@ class Folder:
 
     def _grow(self, count: int) -> None:
         with self._lock:
-            self.bytes += count
+            self._add(count)
+
+    def _add(self, count: int) -> None:
+        self.bytes += count
 
 
 def _file(blob: Blob) -> File:

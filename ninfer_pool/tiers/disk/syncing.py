@@ -57,16 +57,12 @@ class Syncing:
             files.close(opened)
 
     def settle(self) -> None:
-        """Make removals last.
+        """Make removals last; if that fails, the next commit does.
 
         Raises:
-            OSError: the disk fails; ask again.
+            OSError: the disk fails.
         """
         with self._lock:
             removed, self.removed = self.removed, False
         if removed:
-            try:
-                self._section.root.files.sync(self._section.folders["entries"])
-            except OSError:
-                self.removed = True
-                raise
+            self._section.root.files.sync(self._section.folders["entries"])
