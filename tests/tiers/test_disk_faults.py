@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -244,3 +247,41 @@ def test_a_slow_disk_keeps_only_who_waits_for_it_waiting(store: Path) -> None:
     assert not thread.is_alive()
     assert not closing.is_alive()
     opened(store).close()
+
+
+# -- waits at once -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 40])
+@pytest.mark.parametrize("threads", [0, 2, 100])
+def test_waits_are_done_each_once_however_many_threads_the_system_has(
+    count: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, itertools.count(1)
+
+    def limited(thread: threading.Thread) -> None:
+        if next(started) > threads:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    done: list[int] = []
+    Files().each([partial(done.append, number) for number in range(count)])
+    assert sorted(done) == list(range(count))
+
+
+def test_a_wait_that_fails_is_told_once_none_goes_on() -> None:
+    begun, ended = list[int](), list[int]()
+
+    def slow(number: int) -> None:
+        begun.append(number)
+        time.sleep(0.01)
+        ended.append(number)
+
+    def fail() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    waits = [partial(slow, number) for number in range(20)]
+    with pytest.raises(OSError, match="Input/output"):
+        Files().each([*waits[:3], fail, *waits[3:]])
+    assert sorted(ended) == sorted(begun)
