@@ -57,7 +57,7 @@ def storing(
         record = _offer(shelf, draft, plan.old, lock, tick)
         shelf.traffic.note_write(moved, time.perf_counter() - began)
     except (StoreError, OSError):
-        shelf.traffic.failed += 1
+        shelf.traffic.failed += not draft.cancelled
     finally:
         with lock:
             shelf.reserved -= plan.left

@@ -161,6 +161,7 @@ def test_what_is_deleted_while_it_is_written_does_not_come_back(
     assert driver.tiers.down.worker.wait(30)
     assert where(driver, 0) == [None]
     assert not driver.pool.find(keys[0])
+    assert sum(tier.failed for tier in driver.pool.stats().tiers) == 0
     check(driver, tmp_path / "disk")
     driver.close()
     again = shop(disk=tmp_path / "disk")
