@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 Known: TypeAlias = tuple[int, tuple[Any, ...]]
-"""A position, and the runs (see `ninfer_pool.tiers`) as which all before it was once stored."""
+"""A position, and the pieces (see `ninfer_pool.tiers`) as which all before it is stored."""
 
 
 class Table:
@@ -39,9 +39,9 @@ class Table:
 
         What was stored of content past there is of another computation.
         """
-        upto, runs = self.known
+        upto, pieces = self.known
         upto = min(upto, at)
-        self.known = longer.known if longer.known[0] >= upto else (upto, runs)
+        self.known = longer.known if longer.known[0] >= upto else (upto, pieces)
         self.ids = longer.ids
 
 

@@ -192,7 +192,7 @@ def _store(
     if source is not None and source.stored is None and retained.keeper and source.path:
         retained.keeper.forked(source)
     stored = source.stored if source is not None else None
-    known = (lease.start, stored.runs) if stored is not None else (0, ())
+    known = (lease.start, stored.pieces) if stored is not None else (0, ())
     table = Table(lease.grant.table[: -(-stretch.total // size)].copy(), known=known)
     for mark in chosen:
         mark.table = table

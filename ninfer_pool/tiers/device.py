@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 
@@ -15,12 +16,15 @@ from ninfer_pool.tiers.parts import (
     Draft,
     Image,
     Part,
+    Piece,
     Run,
     Stored,
-    clipped,
+    Stretch,
     covering_end,
+    cut,
     draft_mark_of,
     draft_of_entry,
+    named,
     without_spares,
 )
 
@@ -53,31 +57,31 @@ def compose(retained: Retained, marks: list[Checkpoint]) -> None:
     pages = tip.kv_pages(size)
     line = {mark for mark in marks if _same_pages(mark, pages, size)}
     if tip.stored is None:
-        upto, runs = tip.table.known
+        upto, pieces = tip.table.known
         own = tip.tail >= 0 and tip.tail != tip.table.ids[tip.position // size]
         line_end = tip.position // size * size if own else tip.position
         upto = min(upto, line_end)
         cuts = [mark.position for mark in marks if mark in line]
-        runs = clipped(runs, upto) + _new_runs(upto, cuts, config)
+        pieces = cut(pieces, upto) + _stretches(upto, cuts, config)
         if line_end > tip.table.known[0]:
-            tip.table.known = (line_end, runs)
-        tip.stored = Stored(runs, _image(mark=tip))
-    whole_line = tip.stored.runs
+            tip.table.known = (line_end, pieces)
+        tip.stored = Stored(pieces, _image(mark=tip))
+    whole_line = tip.stored.pieces
     for mark in marks:
         if mark.stored is not None:
             continue
         if mark in line:
-            runs = clipped(whole_line, mark.position)
+            pieces = cut(whole_line, mark.position)
         else:
             edge = mark.position // size * size
             upto, known = mark.table.known
             if _shares_whole(mark, pages, size):
-                runs, upto = clipped(whole_line, edge), edge
+                pieces, upto = cut(whole_line, edge), edge
             else:
                 upto = min(upto, edge)
-                runs = clipped(known, upto)
-            runs += _new_runs(upto, [mark.position], config)
-        mark.stored = Stored(runs, _image(mark=mark))
+                pieces = cut(known, upto)
+            pieces += _stretches(upto, [mark.position], config)
+        mark.stored = Stored(pieces, _image(mark=mark))
 
 
 def _image(*, mark: Checkpoint) -> Image | None:
@@ -94,16 +98,14 @@ def _same_pages(mark: Checkpoint, pages: Pages, size: int) -> bool:
     return bool(tail) and _shares_whole(mark, pages, size)
 
 
-def _new_runs(begin: int, ends: list[int], config: PoolConfig) -> tuple[Run, ...]:
-    """Return runs from ``begin`` that end at each of ``ends`` past it, none of them too large."""
+def _stretches(begin: int, ends: list[int], config: PoolConfig) -> tuple[Piece, ...]:
+    """Return stretches from ``begin`` that end at each of ``ends`` past it."""
     size = config.page_tokens
     most = max(1, RUN_BYTES // config.page_bytes) * size
-    runs: list[Run] = []
-    for end in sorted(end for end in set(ends) if end > begin):
-        bounds = [begin, *range(begin // size * size + most, end, most), end]
-        runs += map(Run, bounds, bounds[1:])
-        begin = end
-    return tuple(runs)
+    bounds = [begin, *sorted(end for end in set(ends) if end > begin)]
+    return tuple(
+        Stretch(start, end, most=most, page_tokens=size) for start, end in pairwise(bounds)
+    )
 
 
 def renew(marks: Iterable[Checkpoint], lost: Iterable[Run], tokens: bytes) -> dict[Stored, Stored]:
@@ -133,7 +135,8 @@ def renew(marks: Iterable[Checkpoint], lost: Iterable[Run], tokens: bytes) -> di
 
 
 def _renewed(known: Known, fresh: dict[Run, Run]) -> Known:
-    upto, runs = known
+    upto, pieces = known
+    runs = named(pieces)
     for index, run in enumerate(runs):
         new = fresh.get(run, run)
         if new.end < covering_end(runs, index, upto):

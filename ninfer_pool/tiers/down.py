@@ -248,7 +248,7 @@ class Descent:
 
 def _within_run(mark: Checkpoint) -> bool:
     """Say whether a checkpoint is made of the beginning of a run that goes on past it."""
-    return mark.stored is not None and mark.stored.runs[-1].end > mark.position
+    return mark.stored is not None and mark.stored.pieces[-1].end > mark.position
 
 
 def _descending(down: Descent, upper: Shelf, lower: Shelf) -> Callable[[Record], None]:

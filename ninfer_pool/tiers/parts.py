@@ -45,6 +45,32 @@ class Run:
         return f"Run({self.begin}, {self.end})"
 
 
+class Stretch:
+    """Runs from ``begin`` to ``end``, of ``most`` tokens at most, cut at the edges of pages.
+
+    They are named when somebody asks, once for all who are made of it: a request that goes on
+    from here need not, however long it is.
+    """
+
+    __slots__ = ("_runs", "begin", "edge", "end", "most")
+
+    def __init__(self, begin: int, end: int, *, most: int, page_tokens: int) -> None:
+        self.begin = begin
+        self.end = end
+        self.edge = begin // page_tokens * page_tokens
+        self.most = most
+        self._runs: tuple[Run, ...] = ()
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs. O(runs), the first time."""
+        if not self._runs:
+            cuts = range(self.edge + self.most, self.end, self.most)
+            bounds = [self.begin, *cuts, self.end]
+            self._runs = tuple(map(Run, bounds, bounds[1:]))
+        return self._runs
+
+
 class Image:
     """One complete continuation state."""
 
@@ -52,6 +78,7 @@ class Image:
 
 
 Part: TypeAlias = Run | Image
+Piece: TypeAlias = Run | Stretch
 
 
 class Stored:
@@ -61,11 +88,19 @@ class Stored:
     checkpoint. ``image`` is None with plain attention.
     """
 
-    __slots__ = ("__weakref__", "image", "runs")
+    __slots__ = ("__weakref__", "_runs", "image", "pieces")
 
-    def __init__(self, runs: Sequence[Run], image: Image | None) -> None:
-        self.runs = tuple(runs)
+    def __init__(self, pieces: Sequence[Piece], image: Image | None) -> None:
+        self.pieces = tuple(pieces)
         self.image = image
+        self._runs: tuple[Run, ...] = ()
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs of all pieces. O(runs), the first time."""
+        if not self._runs:
+            self._runs = named(self.pieces)
+        return self._runs
 
     def parts(self) -> Iterator[Part]:
         """Yield every piece."""
@@ -218,6 +253,26 @@ def covering_end(runs: Sequence[Run], index: int, position: int) -> int:
 def clipped(runs: Sequence[Run], position: int) -> tuple[Run, ...]:
     """Return those runs that a checkpoint at ``position`` on their way is made of."""
     return tuple(run for run in runs if run.begin < position)
+
+
+def named(pieces: Iterable[Piece]) -> tuple[Run, ...]:
+    """Return the runs of pieces."""
+    found: list[Run] = []
+    for piece in pieces:
+        found += piece.runs if isinstance(piece, Stretch) else [piece]
+    return tuple(found)
+
+
+def cut(pieces: Iterable[Piece], position: int) -> tuple[Piece, ...]:
+    """Return those pieces that a checkpoint at ``position`` on their way is made of; see
+    `clipped`. Names no run but of a stretch that goes on past it."""
+    found: list[Piece] = []
+    for piece in pieces:
+        if isinstance(piece, Stretch) and piece.begin < position < piece.end:
+            found += clipped(piece.runs, position)
+        elif piece.begin < position:
+            found.append(piece)
+    return tuple(found)
 
 
 class _Marked(Protocol):

@@ -18,6 +18,7 @@ from ninfer_pool import Prompt
 from ninfer_pool.errors import StoreError
 from ninfer_pool.lease import Lease
 from ninfer_pool.testing.driver import SPACE, Served
+from ninfer_pool.tiers import device
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.memory import HostMemory
 from tests.tiers.entries import tree_bytes
@@ -282,11 +283,15 @@ class World:
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["at-once", "background"])
-def test_random_conversations(tmp_path: Path, *, long_run: bool, background: bool) -> None:
-    """Everything at once, in worlds of all kinds and sizes."""
+def test_random_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, long_run: bool, background: bool
+) -> None:
+    """Everything at once, in worlds of all kinds and sizes, with runs of one page or of many."""
     resumed: Counter[str | None] = Counter()
     for seed in range(300) if long_run else (*range(9), 26):
         world = World(seed, tmp_path / str(seed), background=background)
+        pages = (1, 3, 1000)[seed % 3]
+        monkeypatch.setattr(device, "RUN_BYTES", pages * world.config.page_bytes)
         try:
             world.live(120 if long_run else 60)
         except BaseException as error:
