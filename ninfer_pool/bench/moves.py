@@ -131,20 +131,14 @@ class Moves:
         """Admit a request for every entry, which brings it back; nanoseconds of one acquire."""
         self._check_below()
         self._leave_device()
-        taken, name = [], self.tiers.shelves[0].name
-        for prompt in self.prompts:
-            begin = time.perf_counter_ns()
-            lease = self.pool.acquire(prompt)
-            taken.append(time.perf_counter_ns() - begin)
-            assert isinstance(lease, Lease), f"no room: {self.pool.last_refusal}"
-            with lease:
-                found = (lease.start, lease.explanation.tier)
-                assert found == (len(prompt), name), f"resumed {found}, not all from {name}"
-        return middle(taken)
+        return self._admit(self.tiers.shelves[0].name)
 
     def hit(self, _: int) -> int:
         """Admit a request for every entry on the device; nanoseconds of one acquire."""
         self._return_to_device()
+        return self._admit("device")
+
+    def _admit(self, tier: str) -> int:
         taken = []
         for prompt in self.prompts:
             begin = time.perf_counter_ns()
@@ -153,7 +147,7 @@ class Moves:
             assert isinstance(lease, Lease), f"no room: {self.pool.last_refusal}"
             with lease:
                 found = (lease.start, lease.explanation.tier)
-                assert found == (len(prompt), "device"), f"resumed {found}, not on the device"
+                assert found == (len(prompt), tier), f"resumed {found}, not all from {tier}"
         return middle(taken)
 
     def files(self) -> list[list[Path]]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ninfer_pool.entry import Checkpoint, Entry
 from ninfer_pool.errors import StoreError
-from ninfer_pool.tiers.device import draft_of
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.parts import Record
 from ninfer_pool.tiers.shelf import Shelf
@@ -101,9 +100,8 @@ class Ahead:
         return False
 
     def _store(self, entry: Entry) -> None:
-        down, retained = self.down, self.down.pool.retained
-        draft = draft_of(retained, entry)
-        marks = list(retained.path_marks(entry))
+        down = self.down
+        draft, marks = down.drafted(entry)
         shelf = down.roomy(draft)
         if down.background and isinstance(shelf.medium, DiskMedium):
             down.store_first(shelf, draft, marks)

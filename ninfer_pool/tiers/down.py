@@ -99,17 +99,21 @@ class Descent:
             return
         if _within_run(mark) and any(self._seen(shelf, mark) for shelf in self.shelves):
             return  # it lies below, and what it was made of would have to be made anew
-        draft, _ = self._drafted(entry, mark)
-        for shelf in self.shelves[self.shelves.index(self.roomy(draft)) :]:
-            if self._seen(shelf, mark) or self.store_first(shelf, *self._drafted(entry, mark)):
+        draft, marks = self._spare(mark) if entry is None else self.drafted(entry)
+        first = self.shelves.index(self.roomy(draft))
+        for shelf in self.shelves[first:]:
+            if self._seen(shelf, mark) or self.store_first(shelf, draft, marks):
                 return
+            draft, marks = self._spare(mark) if entry is None else self.drafted(entry)
 
-    def _drafted(self, entry: Entry | None, mark: Checkpoint) -> tuple[Draft, Sequence[Checkpoint]]:
-        """Return what is about to go as a draft, and the checkpoints that have its parts."""
+    def drafted(self, entry: Entry) -> tuple[Draft, Sequence[Checkpoint]]:
+        """Return an entry of the device as a draft, and the checkpoints that have its parts."""
         retained = self.pool.retained
-        if entry is None:
-            return draft_of_spare(retained, mark), [mark]
         return draft_of(retained, entry), list(retained.path_marks(entry))
+
+    def _spare(self, mark: Checkpoint) -> tuple[Draft, Sequence[Checkpoint]]:
+        """Return the same of a superseded checkpoint."""
+        return draft_of_spare(self.pool.retained, mark), [mark]
 
     def _seen(self, shelf: Shelf, mark: Checkpoint) -> bool:
         """Say whether a checkpoint lies on a shelf already; if so, that it was used till now."""
@@ -154,8 +158,7 @@ class Descent:
 
     def whole(self, entry: Entry) -> tuple[Draft, DeviceSource]:
         """Return an entry of the device and where every part of it lies there."""
-        draft = draft_of(self.pool.retained, entry)
-        marks = list(self.pool.retained.path_marks(entry))
+        draft, marks = self.drafted(entry)
         return draft, self._source(draft, marks, lambda: list(draft.parts()))
 
     def device_source(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from ninfer_pool.entry import Entry
-from ninfer_pool.tiers.device import draft_of
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.down import Descent
 from ninfer_pool.tiers.parts import Draft, Record
@@ -36,8 +35,7 @@ def flush(down: Descent, deadline: float | None) -> int:
 
 
 def _flush_entry(down: Descent, disk: Shelf, entry: Entry) -> bool:
-    draft = draft_of(down.pool.retained, entry)
-    marks = list(down.pool.retained.path_marks(entry))
+    draft, marks = down.drafted(entry)
     return _flush_draft(down, disk, draft, down.device_source(disk, draft, marks))
 
 

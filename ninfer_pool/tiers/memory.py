@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer_pool.config import PoolConfig
-from ninfer_pool.tiers.parts import Draft, Part, Run
+from ninfer_pool.tiers.parts import Draft, Part, pages_in
 from ninfer_pool.tiers.payload import Payload, Row, Source, copy_rows, rows_of
 
 Ids: TypeAlias = npt.NDArray[np.int32]
@@ -39,13 +39,7 @@ class HostMemory:
 
     def size(self, part: Part) -> int:
         """Return the bytes that a part takes."""
-        return self._pages(part) * self._config.page_bytes
-
-    def _pages(self, part: Part) -> int:
-        if isinstance(part, Run):
-            size = self._config.page_tokens
-            return -(-part.end // size) - part.begin // size
-        return self._config.image_pages
+        return pages_in(part, self._config) * self._config.page_bytes
 
     def overhead(self, draft: Draft) -> int:
         """Return 0: what an entry takes beside its parts is not in the slab."""
@@ -56,7 +50,7 @@ class HostMemory:
 
     def take(self, part: Part) -> Ids:
         """Take pages for a part; the caller has made room."""
-        count = self._pages(part)
+        count = pages_in(part, self._config)
         with self._lock:
             assert count <= self._top, "no room was made in the host tier"
             self._top -= count

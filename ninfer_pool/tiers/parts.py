@@ -1,7 +1,7 @@
-"""What a tier stores: logical pieces of payload, and the whole entries that they make up.
+"""What a tier stores: logical parts of payload, and the whole entries that they make up.
 
-A piece is identified by the object, not by where it lies: the same `Run` may lie in host memory,
-on disk, in both or in neither (then it has to be written again). So whoever knows which pieces a
+A part is identified by the object, not by where it lies: the same `Run` may lie in host memory,
+on disk, in both or in neither (then it has to be written again). So whoever knows which parts a
 sequence is made of knows what need not be written once more.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar
 
+from ninfer_pool.config import PoolConfig
 from ninfer_pool.entry import Checkpoint, Entry
 from ninfer_pool.keys import Attribute
 from ninfer_pool.namespace import Namespace
@@ -79,6 +80,14 @@ class Image:
 
 Part: TypeAlias = Run | Image
 Piece: TypeAlias = Run | Stretch
+"""What covers positions: a run, or several that have no name yet."""
+
+
+def pages_in(part: Part, config: PoolConfig) -> int:
+    """Return how many pages a part touches."""
+    if isinstance(part, Run):
+        return -(-part.end // config.page_tokens) - part.begin // config.page_tokens
+    return config.image_pages
 
 
 class Stored:
@@ -103,7 +112,7 @@ class Stored:
         return self._runs
 
     def parts(self) -> Iterator[Part]:
-        """Yield every piece."""
+        """Yield every part."""
         yield from self.runs
         if self.image is not None:
             yield self.image
@@ -146,12 +155,12 @@ class Draft:
     """What it was made of has been deleted since."""
 
     def parts(self) -> dict[Part, None]:
-        """Return every piece once, in order."""
+        """Return every part once, in order."""
         return all_parts(mark.stored for mark in self.marks)
 
 
 def all_parts(stored: Iterable[Stored]) -> dict[Part, None]:
-    """Return the pieces of several checkpoints, each once, in order."""
+    """Return the parts of several checkpoints, each once, in order."""
     found: dict[Part, None] = {}
     for each in stored:
         found.update(dict.fromkeys(each.runs))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ninfer_pool.config import PoolConfig
-from ninfer_pool.tiers.parts import Part, Run
-from ninfer_pool.tiers.payload import Payload, Row
+from ninfer_pool.tiers.parts import Part, Run, pages_in
+from ninfer_pool.tiers.payload import Payload, Row, copy_rows
 from ninfer_pool.tiers.shelf import Shelf
 
 
@@ -50,8 +50,7 @@ class StagedSource:
 
     def fill(self, part: Part, into: Sequence[Row]) -> None:
         """Copy the pages."""
-        for row, own in zip(into, self._copies[part], strict=True):
-            row[:] = own
+        copy_rows(self._copies[part], into)
 
 
 class ShelfSource:
@@ -67,10 +66,7 @@ class ShelfSource:
         if views is not None:
             return views
         config = self._shelf.config
-        count = config.image_pages
-        if isinstance(part, Run):
-            count = -(-part.end // config.page_tokens) - part.begin // config.page_tokens
-        into = list(np.zeros((count, config.page_bytes), dtype=np.uint8))
+        into = list(np.zeros((pages_in(part, config), config.page_bytes), dtype=np.uint8))
         self.fill(part, into)
         return into
 

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ninfer_pool import index
 from ninfer_pool.admission import Request, search
 from ninfer_pool.below import Searchable
 from ninfer_pool.entry import Checkpoint
 from ninfer_pool.errors import StoreError
+from ninfer_pool.index import Path
 from ninfer_pool.planner import canonical_cuts
 from ninfer_pool.prompt import Prompt
 from ninfer_pool.search import Found, Rules, deepest_resume, find
@@ -225,16 +224,11 @@ class Ascent:
 
 
 def _in_common(draft: Draft, prompt: Prompt) -> int:
-    """Return how many tokens a draft and a prompt begin with alike, 0 where something else about
-    these differs."""
+    """Return how many tokens a draft and a prompt begin with alike, attributes included."""
     if draft.namespace != prompt.namespace:
         return 0
-    mine, theirs = np.frombuffer(prompt.buffer, np.int32), np.frombuffer(draft.tokens, np.int32)
-    size = min(len(mine), len(theirs))
-    differ = np.flatnonzero(mine[:size] != theirs[:size])
-    upto = int(differ[0]) if len(differ) else size
-    beside = [[each for each in a if each[0] < upto] for a in (prompt.attributes, draft.attributes)]
-    return upto if beside[0] == beside[1] else 0
+    path = Path(parent=None, start=0, label=bytearray(draft.tokens), attributes=draft.attributes)
+    return index.walk(path, prompt.buffer, prompt.attributes)[-1][1]
 
 
 def _goes_on(shelf: Shelf, mark: Checkpoint | None, prompt: Prompt) -> bool:

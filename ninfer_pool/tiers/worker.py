@@ -40,11 +40,11 @@ class Worker:
             self._idle.notify_all()
 
     def after(self, notify: Callable[[], None] | None) -> bool:
-        """Let ``notify`` be called once the job in hand is done; False: there is none."""
+        """Let ``notify`` be called once, when the job in hand is done; False: there is none."""
         with self._idle:
             if self._job is None:
                 return False
-            if notify is not None:
+            if notify is not None and notify not in self._after:
                 self._after.append(notify)
             return True
 

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
-import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from ninfer_pool.tiers.disk.files import Files
 from tests.tiers.entries import Talk, opened
-from tests.tiers.failing_files import CALLS, FailingFiles, UnsyncedFiles
-
-KILLED = 9
+from tests.tiers.failing_files import UnsyncedFiles
+from tests.tiers.killing import end_each_after_a_while, ends_at_call
 
 
 def talk_number(seed: int) -> Talk:
@@ -60,32 +58,21 @@ def live(path: Path, files: Files, turns: Iterator[int]) -> None:
 
 def die_at_each_call(path: Path, calls: range) -> None:
     """One short life for each call, ended there."""
-
-    def die(_: str) -> None:
-        os._exit(KILLED)
-
     for at in calls:
-        if os.fork() == 0:
-            files = FailingFiles(die, at=at, calls=tuple(CALLS))
-            live(path / str(at), files, iter((1, 2)))
-            os._exit(0)
-        os.wait()
+        ends_at_call(at, partial(live, path / str(at), turns=iter((1, 2))))
 
 
 def die_while_opening(path: Path, stores: range) -> None:
     """Open each store, killed at the first call, then at the second and so on, until it is open."""
-
-    def die(_: str) -> None:
-        os._exit(KILLED)
-
     for number in stores:
-        for at in count():
-            if os.fork() == 0:
-                files = FailingFiles(die, at=at, calls=tuple(CALLS))
-                opened(path / str(number), files=files)
-                os._exit(0)
-            if os.wait()[1] == 0:
-                break
+        at = 0
+        while ends_at_call(at, partial(open_store, path / str(number))):
+            at += 1
+
+
+def open_store(path: Path, files: Files) -> None:
+    """Do no more."""
+    opened(path, files=files)
 
 
 def be_killed(path: Path, number: int, seed: int) -> None:
@@ -93,15 +80,11 @@ def be_killed(path: Path, number: int, seed: int) -> None:
 
     No two of them, whatever the seed, write the same conversation.
     """
-    chance = random.Random(seed)
-    for life in range(number):
-        child = os.fork()
-        if child == 0:
-            live(path / str(life % 4), UnsyncedFiles(), count(100_000 * seed + 1_000 * life))
-            os._exit(0)
-        time.sleep(chance.uniform(0.001, 0.03))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    lives = (
+        partial(live, path / str(life % 4), UnsyncedFiles(), count(100_000 * seed + 1_000 * life))
+        for life in range(number)
+    )
+    end_each_after_a_while(lives, random.Random(seed), most=0.03)
 
 
 if __name__ == "__main__":

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
-import time
 from collections.abc import Iterable
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from ninfer_pool.tiers.disk.files import Files
-from tests.tiers.failing_files import CALLS, FailingFiles, UnsyncedFiles
+from tests.tiers.failing_files import UnsyncedFiles
+from tests.tiers.killing import end_each_after_a_while, ends_at_call
 from tests.tiers.toy_world import ToyDriver
 
-KILLED = 9
 BUDGET = 1 << 22
 NAME = 8
 """Tokens that tell conversations apart."""
@@ -68,30 +67,24 @@ def live(path: Path, files: Files, numbers: Iterable[int], *, background: bool) 
 
 def die_at_each_call(path: Path, calls: range) -> None:
     """One short life for each call, ended there."""
-
-    def die(_: str) -> None:
-        os._exit(KILLED)
-
     for at in calls:
-        if os.fork() == 0:
-            files = FailingFiles(die, at=at, calls=tuple(CALLS))
-            live(path / str(at), files, range(1, 5), background=bool(at % 2))
-            os._exit(0)
-        os.wait()
+        life = partial(live, path / str(at), numbers=range(1, 5), background=bool(at % 2))
+        ends_at_call(at, life)
 
 
 def be_killed(path: Path, number: int, seed: int) -> None:
     """As many lives, one after the other in the same few stores, each killed after a while."""
-    chance = random.Random(seed)
-    for life in range(number):
-        child = os.fork()
-        if child == 0:
-            numbers = count(100_000 * seed + 1_000 * life + 1)
-            live(path / str(life % 4), UnsyncedFiles(), numbers, background=life % 8 > 3)
-            os._exit(0)
-        time.sleep(chance.uniform(0.02, 0.2))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    lives = (
+        partial(
+            live,
+            path / str(life % 4),
+            UnsyncedFiles(),
+            count(100_000 * seed + 1_000 * life + 1),
+            background=life % 8 > 3,
+        )
+        for life in range(number)
+    )
+    end_each_after_a_while(lives, random.Random(seed), most=0.2)
 
 
 if __name__ == "__main__":
