@@ -294,7 +294,8 @@ def simulate(seed: int, *, steps: int = STEPS) -> Life:
             step = len(log) - 1
             raise SimulationFailed(seed, room=room, step=step, steps=steps, log=log) from error
         victims += world.watch.count
-        digest.update("\n".join(log).encode())
+        events = [(e.kind, e.entry, e.key, e.positions, e.bytes) for e in world.pool.events()]
+        digest.update("\n".join([*log, repr(events)]).encode())
     return Life(
         seed=seed,
         steps=steps * len(ROOMS),
