@@ -29,7 +29,7 @@ import uvicorn
 
 from ninfer_pool.bench.ratios import Ratio, RatioReport, ratio
 from ninfer_pool.bench.report import write_section
-from ninfer_pool.lease import Lease
+from ninfer_pool.core.lease import Lease
 from ninfer_pool.runner import TINY, Runner
 from ninfer_pool.server.command import SWITCH_SECONDS, configured, listen
 from ninfer_pool.server.service import Service

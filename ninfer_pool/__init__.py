@@ -6,7 +6,23 @@ The pool decides and returns operations as plain data; an engine carries them ou
 
 from __future__ import annotations
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
+from ninfer_pool.core.planner import Chunk
+from ninfer_pool.core.policy import POLICIES, Policy
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.prompt import KINDS, Boundary, MediaSpan, Prompt
+from ninfer_pool.core.results import (
+    EntryInfo,
+    Event,
+    Explanation,
+    Match,
+    Pending,
+    Refusal,
+    Stats,
+)
 from ninfer_pool.errors import (
     ConfigError,
     GeometryError,
@@ -17,22 +33,6 @@ from ninfer_pool.errors import (
     PromptError,
     TraceError,
     UsageError,
-)
-from ninfer_pool.lease import Lease
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
-from ninfer_pool.planner import Chunk
-from ninfer_pool.policy import POLICIES, Policy
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.prompt import KINDS, Boundary, MediaSpan, Prompt
-from ninfer_pool.results import (
-    EntryInfo,
-    Event,
-    Explanation,
-    Match,
-    Pending,
-    Refusal,
-    Stats,
 )
 
 __version__ = "0.1.0"

@@ -13,26 +13,26 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ninfer_pool"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# Which layers each layer may import from. The core is the package root's modules and policy/.
+# Which rooms each room may import from; `errors` and the package's public names are everybody's.
 BELOW = {
+    "errors": set[str](),
+    "root": {"core"},
     "core": {"core"},
     "sim": {"sim", "tiers", "core"},
     "testing": {"testing", "tiers", "core"},
     "integrations": {"integrations", "core"},
     "tiers": {"tiers", "core"},
     "kernels": {"kernels", "core"},
-    "store": {"store", "kernels", "core"},
-    "runner": {"runner", "tiers", "store", "kernels", "core"},
-    "bench": {"bench", "tiers", "runner", "store", "kernels", "core"},
-    "engine": {"engine", "tiers", "runner", "store", "kernels", "core"},
-    "server": {"server", "tiers", "engine", "runner", "store", "kernels", "sim", "core"},
-    "demo": {"demo", "tiers", "engine", "runner", "store", "kernels", "sim", "core"},
-    "cli": {"cli", "sim", "testing", "bench", "engine", "server", "demo", "runner", "tiers"}
-    | {"core"},
+    "runner": {"runner", "tiers", "kernels", "core"},
+    "bench": {"bench", "tiers", "runner", "kernels", "core"},
+    "server": {"server", "tiers", "runner", "kernels", "sim", "core"},
+    "demo": {"demo", "tiers", "runner", "kernels", "sim", "core"},
+    "cli": {"cli", "sim", "testing", "bench", "server", "demo", "runner", "tiers", "core"},
 }
+EVERYBODYS = {"root", "errors"}
 CORE_PACKAGES = {"numpy", "xxhash", "sortedcontainers"}
 TENSORS = {"torch", "triton", "transformers"}
-WITH_TENSORS = {"kernels", "store", "runner", "engine", "demo", "integrations"}
+WITH_TENSORS = {"kernels", "runner", "demo", "integrations"}
 MEASURES_TENSORS = "ninfer_pool.bench.runner"
 
 
@@ -45,12 +45,12 @@ def module_name(path: Path) -> str:
 def layer_of(module: str) -> str:
     """The layer of a module of ours; a folder that is no known layer names itself."""
     parts = module.split(".")[1:]
-    if not parts or parts[0] == "policy":
-        return "core"
-    if parts[0] in {"cli", "__main__"}:
-        return "cli"
-    folder = PACKAGE.joinpath(parts[0]).is_dir()
-    return parts[0] if folder or parts[0] in BELOW else "core"
+    if (
+        not parts
+        or not PACKAGE.joinpath(*parts).with_suffix(".py").exists() | (PACKAGE / parts[0]).is_dir()
+    ):
+        return "root"
+    return "cli" if parts[0] in {"cli", "__main__"} else parts[0]
 
 
 def absolute(node: ast.ImportFrom, *, package: str) -> str:
@@ -81,7 +81,7 @@ def faults(source: str, *, module: str, package: str) -> list[str]:
     for name in imports(source, package=package):
         top = name.partition(".")[0]
         if top == "ninfer_pool":
-            bad = layer_of(name) not in BELOW.get(layer, set())
+            bad = layer_of(name) not in BELOW[layer] | EVERYBODYS
         elif layer == "core":
             bad = top not in CORE_PACKAGES and top not in sys.stdlib_module_names
         else:
@@ -111,16 +111,16 @@ def test_every_folder_is_a_known_layer() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("ninfer_pool.pool", "import torch"),
-        ("ninfer_pool.pool", "import matplotlib.pyplot as plt"),
-        ("ninfer_pool.pool", "import ninfer_pool.sim.trace"),
-        ("ninfer_pool.pool", "from ninfer_pool import sim"),
-        ("ninfer_pool.pool", "from ninfer_pool.cli import main"),
-        ("ninfer_pool.pool", "from . import bench"),
-        ("ninfer_pool.pool", "from .testing import oracle"),
-        ("ninfer_pool.pool", "def later():\n    from ninfer_pool.sim import replay"),
-        ("ninfer_pool.policy.lru", "from ..sim.trace import read"),
-        ("ninfer_pool.policy.lru", "import hypothesis"),
+        ("ninfer_pool.core.lease", "import torch"),
+        ("ninfer_pool.core.lease", "import matplotlib.pyplot as plt"),
+        ("ninfer_pool.core.lease", "import ninfer_pool.sim.trace"),
+        ("ninfer_pool.core.lease", "from ninfer_pool import sim"),
+        ("ninfer_pool.core.lease", "from ninfer_pool.cli import main"),
+        ("ninfer_pool.core.lease", "from .. import bench"),
+        ("ninfer_pool.core.lease", "from ..testing import oracle"),
+        ("ninfer_pool.core.lease", "def later():\n    from ninfer_pool.sim import replay"),
+        ("ninfer_pool.core.policy.lru", "from ...sim.trace import read"),
+        ("ninfer_pool.core.policy.lru", "import hypothesis"),
         ("ninfer_pool.sim.replay", "from ninfer_pool import cli"),
         ("ninfer_pool.sim.replay", "from ..testing import oracle"),
         ("ninfer_pool.sim.replay", "import torch.nn"),
@@ -128,8 +128,8 @@ def test_every_folder_is_a_known_layer() -> None:
         ("ninfer_pool.bench.core", "from ninfer_pool.sim import workloads"),
         ("ninfer_pool.bench.core", "import torch"),
         ("ninfer_pool.cli", "import torch"),
-        ("ninfer_pool.kernels.reference", "from ninfer_pool.store import Store"),
-        ("ninfer_pool.store", "from ninfer_pool.runner.model import Model"),
+        ("ninfer_pool.kernels.reference", "from ninfer_pool.runner.slab import Store"),
+        ("ninfer_pool.runner.slab", "from ninfer_pool.server import app"),
         ("ninfer_pool.runner.runner", "from ninfer_pool.bench import core"),
     ],
 )
@@ -140,13 +140,19 @@ def test_an_import_upward_is_seen(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("ninfer_pool.pool", "import numpy as np, xxhash\nfrom sortedcontainers import SortedDict"),
-        ("ninfer_pool.pool", "import collections.abc\nfrom __future__ import annotations"),
-        ("ninfer_pool.pool", "from .policy import lru\nfrom ninfer_pool.errors import PoolError"),
-        ("ninfer_pool.policy.lru", "from .. import errors\nfrom ..entry import Entry"),
+        (
+            "ninfer_pool.core.lease",
+            "import numpy as np, xxhash\nfrom sortedcontainers import SortedDict",
+        ),
+        ("ninfer_pool.core.lease", "import collections.abc\nfrom __future__ import annotations"),
+        (
+            "ninfer_pool.core.lease",
+            "from .policy import lru\nfrom ninfer_pool.errors import PoolError",
+        ),
+        ("ninfer_pool.core.policy.lru", "from ..entry import Entry"),
         ("ninfer_pool.sim.plot", "from ninfer_pool import PrefixPool\nimport matplotlib"),
         ("ninfer_pool.cli", "from .sim import replay\nfrom ninfer_pool.bench import core"),
-        ("ninfer_pool.runner.runner", "import torch\nfrom ninfer_pool.store import Store"),
+        ("ninfer_pool.runner.runner", "import torch\nfrom ninfer_pool.runner.slab import Store"),
         ("ninfer_pool.bench.runner", "import torch\nfrom ninfer_pool.runner import Runner"),
     ],
 )

@@ -26,7 +26,7 @@ from ninfer_pool.bench.worlds import (
     random_tokens,
     store,
 )
-from ninfer_pool.room import Bill, drop_entry
+from ninfer_pool.core.eviction import Bill, drop_entry
 from ninfer_pool.tiers import ArrayPayload, Tiers, device, open_tiers
 from ninfer_pool.tiers.disk.files import Files
 from ninfer_pool.tiers.disk.folder import Folder

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ninfer_pool import Lease, PoolConfig, PrefixPool, Prompt
 from ninfer_pool.bench.ratios import Ratio, Timed, interleaved, ratio
 from ninfer_pool.bench.worlds import PAGE_TOKENS, SPACE, random_tokens
-from ninfer_pool.room import Bill, drop_entry
+from ninfer_pool.core.eviction import Bill, drop_entry
 from ninfer_pool.tiers import ArrayPayload, Payload, Tiers, open_tiers
 from ninfer_pool.tiers.disk_medium import DiskMedium
 

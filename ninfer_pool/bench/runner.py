@@ -30,12 +30,12 @@ from ninfer_pool.bench.serving import (
     restore_rows,
     started,
 )
+from ninfer_pool.core.operations import LoadImage, SaveImage
 from ninfer_pool.errors import ModelError
 from ninfer_pool.kernels import PAGE_TOKENS, KVPages
-from ninfer_pool.operations import LoadImage, SaveImage
 from ninfer_pool.runner import TINY as SHIPPED
 from ninfer_pool.runner import Model, Runner, Tokenizer
-from ninfer_pool.store import Store
+from ninfer_pool.runner.slab import Store
 
 IMAGE = 2.0
 """Figure: an image beside a plain copy of its bytes, at least half its speed."""

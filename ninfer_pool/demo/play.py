@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ninfer_pool.demo.scenarios import Request, Scenario, Script
-from ninfer_pool.engine import Engine, Outcome
-from ninfer_pool.runner import TINY, Runner
+from ninfer_pool.runner import TINY, Outcome, Runner, Scheduler
 from ninfer_pool.runner.chat import Chat
 
 KV_BUDGET = "128MiB"
@@ -99,7 +98,7 @@ class Stage:
             except StopIteration:
                 return Play(setting=setting, served=tuple(served))
 
-    def _engine(self, setting: Setting) -> Engine:
+    def _engine(self, setting: Setting) -> Scheduler:
         today = setting.entries is None
         runner = Runner(
             self._loaded.model,
@@ -109,9 +108,9 @@ class Stage:
             max_entries=setting.entries or 1,
             policy="lru" if today else "default",
         )
-        return Engine(runner)
+        return Scheduler(runner)
 
-    def _serve(self, engine: Engine, ask: Request, setting: Setting) -> Outcome:
+    def _serve(self, engine: Scheduler, ask: Request, setting: Setting) -> Outcome:
         asked = self._chat.ask(ask.messages, tools=ask.tools, enable_thinking=False)
         prompt = engine.runner.prompt(asked.tokens, boundaries=asked.boundaries)
         retain = ask.retain or setting.entries is None  # a lane is overwritten, whoever asks

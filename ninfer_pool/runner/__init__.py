@@ -6,10 +6,12 @@ from pathlib import Path
 
 try:
     from ninfer_pool.runner.chat import Ask, Chat
+    from ninfer_pool.runner.handle import Handle, Outcome, unserved
     from ninfer_pool.runner.model import Model
     from ninfer_pool.runner.runner import Runner
     from ninfer_pool.runner.running import Generation, Media, Running, media_digest
     from ninfer_pool.runner.sampling import Sampling
+    from ninfer_pool.runner.scheduler import Scheduler
     from ninfer_pool.runner.tokenizer import Tokenizer
 except ModuleNotFoundError as error:
     if (error.name or "ninfer_pool").startswith("ninfer_pool"):
@@ -25,11 +27,15 @@ __all__ = [
     "Ask",
     "Chat",
     "Generation",
+    "Handle",
     "Media",
     "Model",
+    "Outcome",
     "Runner",
     "Running",
     "Sampling",
+    "Scheduler",
     "Tokenizer",
     "media_digest",
+    "unserved",
 ]

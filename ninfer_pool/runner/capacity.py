@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ninfer_pool.core.sizes import format_bytes, parse_size
 from ninfer_pool.errors import ConfigError, UsageError
 from ninfer_pool.kernels import PAGE_TOKENS
-from ninfer_pool.sizes import format_bytes, parse_size
-from ninfer_pool.store import Layout
+from ninfer_pool.runner.slab import Layout
 
 CUDA_SHARE = 0.85
 """Of a device's free memory, where no budget is given; the rest is for activations."""

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.errors import UsageError
-from ninfer_pool.prompt import Prompt
 from ninfer_pool.runner import TINY, Ask, Chat, Generation, Runner, Running, Sampling
 from ninfer_pool.runner.loading import load_runner
 

@@ -17,7 +17,7 @@ from ninfer_pool.runner.draft import DraftHead
 from ninfer_pool.runner.graphs import Decoded, Graphs, Rows
 from ninfer_pool.runner.model import Model, Span
 from ninfer_pool.runner.sampling import Sampler
-from ninfer_pool.store import Layout, Sizes, Store
+from ninfer_pool.runner.slab import Layout, Sizes, Store
 
 MOST_DRAFTS = 5
 

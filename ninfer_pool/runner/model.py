@@ -18,8 +18,8 @@ from ninfer_pool.runner.draft import DraftHead
 from ninfer_pool.runner.forms import PREFILL, ROWS
 from ninfer_pool.runner.layers import LinearAttention
 from ninfer_pool.runner.rotary import Rotary
+from ninfer_pool.runner.slab import LaneState
 from ninfer_pool.runner.weights import Weights
-from ninfer_pool.store import LaneState
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ninfer_pool.store import Region, Store
+from ninfer_pool.runner.slab import Region, Store
 from ninfer_pool.tiers import Regions, Row
 from ninfer_pool.tiers.payload import copy_rows, rows_of
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.errors import PromptError
-from ninfer_pool.prompt import Prompt
 from ninfer_pool.runner.running import NO_MEDIA, Media, check_media
 from ninfer_pool.runner.stops import check_stop_strings
 

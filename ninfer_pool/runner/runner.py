@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.operations import ResetLane
+from ninfer_pool.core.planner import Chunk
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.prompt import Prompt
+from ninfer_pool.core.results import Pending
 from ninfer_pool.errors import ConfigError, ModelError
 from ninfer_pool.kernels import PAGE_TOKENS
-from ninfer_pool.lease import Lease
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.operations import ResetLane
-from ninfer_pool.planner import Chunk
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.prompt import Prompt
-from ninfer_pool.results import Pending
 from ninfer_pool.runner.capacity import Capacity, pages_for
 from ninfer_pool.runner.defaults import context_of, dtypes_of
 from ninfer_pool.runner.executor import Executor, Turn, layout_of
@@ -37,9 +37,9 @@ from ninfer_pool.runner.running import (
     token_tensor,
 )
 from ninfer_pool.runner.sampling import Sampler, Sampling
+from ninfer_pool.runner.slab import Store
 from ninfer_pool.runner.stops import StopStrings
 from ninfer_pool.runner.tokenizer import Tokenizer
-from ninfer_pool.store import Store
 from ninfer_pool.tiers import open_tiers
 
 GREEDY = Sampling()

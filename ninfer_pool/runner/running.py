@@ -10,10 +10,10 @@ import numpy as np
 import torch
 import xxhash
 
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.planner import Chunk
+from ninfer_pool.core.prompt import Prompt, payload_fields
 from ninfer_pool.errors import PromptError
-from ninfer_pool.lease import Lease
-from ninfer_pool.planner import Chunk
-from ninfer_pool.prompt import Prompt, payload_fields
 from ninfer_pool.runner.model import Span
 from ninfer_pool.runner.sampling import Sampler
 from ninfer_pool.runner.stops import StopStrings

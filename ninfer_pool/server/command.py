@@ -15,8 +15,9 @@ from typing import Any
 
 import uvicorn
 
+from ninfer_pool.core.results import TierStats
+from ninfer_pool.core.sizes import format_bytes
 from ninfer_pool.errors import StoreError, UsageError
-from ninfer_pool.results import TierStats
 from ninfer_pool.runner import TINY, Runner
 from ninfer_pool.runner.capacity import Capacity
 from ninfer_pool.runner.loading import load_runner
@@ -26,7 +27,6 @@ from ninfer_pool.server.options import check_options
 from ninfer_pool.server.request_log import RequestLog
 from ninfer_pool.server.service import Service
 from ninfer_pool.server.settings import MIB, Settings
-from ninfer_pool.sizes import format_bytes
 
 SHIPPED_ID = "ninfer-tiny"
 DRAFTS, LANES = 3, 4

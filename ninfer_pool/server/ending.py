@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from ninfer_pool.core.sizes import format_bytes
 from ninfer_pool.runner import Runner
-from ninfer_pool.sizes import format_bytes
 from ninfer_pool.tiers import Tiers
 
 REQUESTS_SHARE = 1 / 3

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from ninfer_pool.namespace import MAX_SALT
+from ninfer_pool.core.namespace import MAX_SALT
 from ninfer_pool.runner import Sampling
 from ninfer_pool.server.calls import Control
 from ninfer_pool.server.checks import Dialect, Fields, check, needs

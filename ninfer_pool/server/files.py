@@ -16,10 +16,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from ninfer_pool.core.sizes import format_bytes
 from ninfer_pool.errors import RoomError, StoreError
 from ninfer_pool.server.errors import ApiError, invalid
 from ninfer_pool.server.service import Service
-from ninfer_pool.sizes import format_bytes
 
 HEADER_BYTES = 48 << 20
 """What a file's header takes at most."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final
 
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.results import Event
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.results import Event
 
 AGE_SECONDS: Final = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400, 604800)
 

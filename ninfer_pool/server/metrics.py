@@ -21,8 +21,8 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 from prometheus_client.registry import Collector
 
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.results import Stats
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.results import Stats
 from ninfer_pool.server.calls import Report
 from ninfer_pool.server.lifetimes import Histogram, Lifetimes
 from ninfer_pool.server.tier_metrics import TierHits, collect_tiers, tiers_json

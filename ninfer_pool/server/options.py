@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from ninfer_pool.config import AFFINITIES
+from ninfer_pool.core.config import AFFINITIES
+from ninfer_pool.core.policy import POLICIES
+from ninfer_pool.core.sizes import parse_size
 from ninfer_pool.errors import UsageError
-from ninfer_pool.policy import POLICIES
 from ninfer_pool.sim.options import parse_count
-from ninfer_pool.sizes import parse_size
 
 KEY_VARIABLE = "NINFER_POOL_API_KEY"
 MOST_LANES = 8

@@ -10,9 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ninfer_pool.engine import Handle, unserved
-from ninfer_pool.prompt import Prompt
-from ninfer_pool.runner import Ask, Generation, Tokenizer
+from ninfer_pool.core.prompt import Prompt
+from ninfer_pool.runner import Ask, Generation, Handle, Tokenizer, unserved
 from ninfer_pool.server.calls import Call, Piece, Reasoning, Report, Start
 from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.speech import Speech

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ninfer_pool.engine import Engine
+from ninfer_pool.core.results import Explanation
 from ninfer_pool.errors import PoolError, PromptError
-from ninfer_pool.results import Explanation
-from ninfer_pool.runner import Ask, Chat, Runner
+from ninfer_pool.runner import Ask, Chat, Runner, Scheduler
 from ninfer_pool.runner.requests import check_request
 from ninfer_pool.server.calls import Call, Report
 from ninfer_pool.server.ending import SPARE_SHARE, Deadline, last_line
@@ -49,7 +48,7 @@ class Service:
     ) -> None:
         self.runner = runner
         self.settings = settings
-        self.engine = Engine(runner)
+        self.engine = Scheduler(runner)
         self.chat = Chat(runner.tokenizer) if runner.tokenizer.chat_template is not None else None
         self.metrics = Metrics(
             runner.pool,

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.results import EntryInfo, TierStats, reuse_of
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.results import EntryInfo, TierStats, reuse_of
 from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.recent import Past
 from ninfer_pool.server.request import Asked, Request, tier_of

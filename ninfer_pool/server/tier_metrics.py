@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ninfer_pool.results import TierStats
+from ninfer_pool.core.results import TierStats
 from ninfer_pool.server.calls import Report
 
 PREFIX: Final = "ninfer_pool_tier_"

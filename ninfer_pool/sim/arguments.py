@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ninfer_pool.core.sizes import parse_size
 from ninfer_pool.errors import UsageError
 from ninfer_pool.sim import options
-from ninfer_pool.sizes import parse_size
 
 T = TypeVar("T")
 

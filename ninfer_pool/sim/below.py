@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ninfer_pool.pool import PrefixPool
+from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.tiers import Rates, Tiers, host_shelf
 from ninfer_pool.tiers.counted import CountedMedium
 from ninfer_pool.tiers.shelf import Shelf

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ninfer_pool.policy.classical import Lru
+from ninfer_pool.core.policy.classical import Lru
 from ninfer_pool.sim.clairvoyant import MODES, Clairvoyant, Mode
 from ninfer_pool.sim.replay import OnProgress, Outcome, Plan, Setup, pool_config, run_plan
 from ninfer_pool.sim.single_lane import single_lane

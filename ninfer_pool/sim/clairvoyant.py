@@ -8,13 +8,13 @@ from typing import Final, Literal
 
 import numpy as np
 
-from ninfer_pool.entry import Entry
-from ninfer_pool.index import Path
-from ninfer_pool.policy.base import Policy
+from ninfer_pool.core.entry import Entry
+from ninfer_pool.core.policy.base import Policy
+from ninfer_pool.core.radix import Path
+from ninfer_pool.core.ways import previous_mark
 from ninfer_pool.sim.future import NEVER, Future
 from ninfer_pool.sim.packing import served_returns
 from ninfer_pool.sim.trace import Trace
-from ninfer_pool.ways import previous_mark
 
 Mode = Literal["belady", "density", "worth", "plan"]
 MODES: Final[tuple[Mode, ...]] = ("belady", "density", "worth", "plan")

@@ -74,7 +74,7 @@ def simulate(args: argparse.Namespace) -> None:
 
 def _plan(args: argparse.Namespace) -> _Plan:
     """Check the whole command line and read the traces."""
-    from ninfer_pool.policy import POLICIES
+    from ninfer_pool.core.policy import POLICIES
     from ninfer_pool.sim.below import TierSize
     from ninfer_pool.sim.geometry import load_geometry
     from ninfer_pool.sim.replay import Setup

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from ninfer_pool.core.sizes import format_bytes, parse_size
 from ninfer_pool.errors import UsageError
-from ninfer_pool.sizes import format_bytes, parse_size
 
 T = TypeVar("T")
 

@@ -18,10 +18,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullLocator
 
+from ninfer_pool.core.sizes import format_bytes
 from ninfer_pool.sim.geometry import Sizes
 from ninfer_pool.sim.options import BOUNDS
 from ninfer_pool.sim.report import SWEEPS, Run, below, find, points, policies
-from ninfer_pool.sizes import format_bytes
 
 INK, MUTED, GRID, SURFACE = "#16181d", "#5b5f66", "#e3e4e6", "#ffffff"
 COLOURS = {

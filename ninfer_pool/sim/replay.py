@@ -10,14 +10,14 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Literal
 
-from ninfer_pool.config import PoolConfig
-from ninfer_pool.lease import Lease
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.planner import Chunk
-from ninfer_pool.policy import POLICIES, Policy
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.prompt import Prompt
-from ninfer_pool.results import Pending
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.planner import Chunk
+from ninfer_pool.core.policy import POLICIES, Policy
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.prompt import Prompt
+from ninfer_pool.core.results import Pending
 from ninfer_pool.sim.below import Restores, TierSize, attach
 from ninfer_pool.sim.geometry import Geometry
 from ninfer_pool.sim.tally import Tally

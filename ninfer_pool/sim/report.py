@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ninfer_pool.core.sizes import format_bytes
 from ninfer_pool.sim.geometry import Sizes
 from ninfer_pool.sim.options import BOUNDS
-from ninfer_pool.sizes import format_bytes
 
 Run = dict[str, Any]
 SWEEPS = ("entries", "budget_bytes")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ninfer_pool.results import reuse_of
+from ninfer_pool.core.results import reuse_of
 from ninfer_pool.sim.relations import Relations
 from ninfer_pool.sim.trace import Request, Trace
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ninfer_pool.lease import Lease
-from ninfer_pool.pool import PrefixPool
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.sim.below import Restores, head_fields, tier_fields
 from ninfer_pool.sim.trace import Request, Trace
 

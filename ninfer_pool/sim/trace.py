@@ -27,10 +27,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ninfer_pool.core.keys import is_text
+from ninfer_pool.core.namespace import MAX_SALT
+from ninfer_pool.core.prompt import KINDS
 from ninfer_pool.errors import TraceError
-from ninfer_pool.keys import is_text
-from ninfer_pool.namespace import MAX_SALT
-from ninfer_pool.prompt import KINDS
 from ninfer_pool.sim.jsonl import (
     Where,
     file_lines,

@@ -9,11 +9,11 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.ledger import Pages
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
 from ninfer_pool.errors import ConfigError
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
-from ninfer_pool.pages import Pages
 
 Logits = npt.NDArray[np.floating[Any]]
 """Of shape (vocab_size,)."""

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.errors import ConfigError
 from ninfer_pool.testing.adapter import EngineAdapter, refuse
 from ninfer_pool.testing.failing import Failing

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ninfer_pool.config import PoolConfig
-from ninfer_pool.lease import Lease
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.prompt import Prompt
-from ninfer_pool.results import Explanation
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.prompt import Prompt
+from ninfer_pool.core.results import Explanation
 from ninfer_pool.testing.symbolic import SymbolicEngine, audit
 
 SPACE = Namespace(weights="sha256:1", kv_dtype="int8")

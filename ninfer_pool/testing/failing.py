@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
-from ninfer_pool.prompt import Prompt
+from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.testing.host import Cold, EngineFailure, Host, Running, compare
 from ninfer_pool.testing.kit import Kit
 from ninfer_pool.testing.workload import Act, Begin, Player, workloads

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ninfer_pool.operations import CopyPage, Operation, SaveImage
-from ninfer_pool.pages import Pages
+from ninfer_pool.core.ledger import Pages
+from ninfer_pool.core.operations import CopyPage, Operation, SaveImage
 from ninfer_pool.testing.symbolic import SymbolicEngine
 
 

@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ninfer_pool.lease import Lease
-from ninfer_pool.operations import LoadImage, Operation, SaveImage
-from ninfer_pool.planner import canonical_cuts
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.prompt import Prompt
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.operations import LoadImage, Operation, SaveImage
+from ninfer_pool.core.planner import canonical_cuts
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.testing.adapter import EngineAdapter, Logits, execute
 from ninfer_pool.testing.watched import Watched
 

@@ -9,13 +9,10 @@ from pathlib import Path
 
 from ninfer_pool.testing.mutants import Mutant
 
-UNTESTED = {"__init__.py", "__main__.py", "cli.py", "store.py"}
-
 
 def core_files(package: Path) -> list[Path]:
     """Every module of the core."""
-    files = [*package.glob("*.py"), *(package / "policy").glob("*.py")]
-    return sorted(path for path in files if path.name not in UNTESTED)
+    return sorted(path for path in (package / "core").rglob("*.py") if path.name != "__init__.py")
 
 
 SEED = 1

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ninfer_pool import ways
-from ninfer_pool.config import PoolConfig
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.planner import canonical_cuts
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.prompt import Prompt
+from ninfer_pool.core import ways
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.planner import canonical_cuts
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.prompt import Prompt
 
 Cell = tuple[int, bytes]
 """A token and what it carries."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.testing.host import ConformanceError
 from ninfer_pool.tiers.payload import Payload
 

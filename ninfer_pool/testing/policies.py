@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from ninfer_pool.config import PoolConfig
-from ninfer_pool.entry import Entry
-from ninfer_pool.policy import Policy
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.entry import Entry
+from ninfer_pool.core.policy import Policy
 from ninfer_pool.testing import strategies
 from ninfer_pool.testing.driver import Driver
 from ninfer_pool.testing.machine import pool_machine
@@ -312,7 +312,7 @@ def policy_conformance(policy_factory: MakePolicy) -> type[PolicyConformance]:
     each entry that it holds, once, and nothing else, never ``None``; decide alike twice; and
     change no entry.
 
-    >>> from ninfer_pool.policy import Ranked
+    >>> from ninfer_pool.core.policy import Ranked
     >>> class Oldest(Ranked):
     ...     def rank(self, entry, tick):
     ...         return (entry.tip.tick,)

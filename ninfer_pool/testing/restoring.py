@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ninfer_pool.prompt import KINDS
+from ninfer_pool.core.prompt import KINDS
 from ninfer_pool.testing.kit import Kit
 from ninfer_pool.testing.workload import edges, shifted
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from ninfer_pool.lease import Lease
+from ninfer_pool.core.lease import Lease
 from ninfer_pool.testing.faults import OperationFailed
 from ninfer_pool.testing.world import Job, World
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from ninfer_pool.config import PoolConfig
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.policy import POLICIES
-from ninfer_pool.prompt import KINDS, Prompt
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.policy import POLICIES
+from ninfer_pool.core.prompt import KINDS, Prompt
 
 SPACES = (
     Namespace(weights="a", kv_dtype="int8"),

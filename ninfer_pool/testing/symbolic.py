@@ -13,15 +13,15 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ninfer_pool import ways
-from ninfer_pool.config import PoolConfig
-from ninfer_pool.lease import Lease
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
-from ninfer_pool.pages import Pages
-from ninfer_pool.planner import canonical_cuts
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.prompt import Prompt
+from ninfer_pool.core import ways
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.ledger import Pages
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
+from ninfer_pool.core.planner import canonical_cuts
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.prompt import Prompt
 
 
 class EngineFault(AssertionError):

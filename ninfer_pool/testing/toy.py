@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_pool.config import PoolConfig
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.pages import Pages
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.ledger import Pages
+from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.testing.adapter import Logits, Tokens
 
 Array = npt.NDArray[np.float32]

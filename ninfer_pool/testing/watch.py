@@ -11,13 +11,13 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from ninfer_pool.entry import Checkpoint, Entry
-from ninfer_pool.lease import Lease
-from ninfer_pool.policy import Policy
-from ninfer_pool.policy.ranking import Ranking
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.prompt import Prompt
-from ninfer_pool.results import Pending
+from ninfer_pool.core.entry import Checkpoint, Entry
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.policy import Policy
+from ninfer_pool.core.policy.ranking import Ranking
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.prompt import Prompt
+from ninfer_pool.core.results import Pending
 
 
 class IllegalVictim(AssertionError):

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ninfer_pool.pages import Pages
-from ninfer_pool.pool import PrefixPool
+from ninfer_pool.core.ledger import Pages
+from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.testing.adapter import EngineAdapter, Logits, Tokens
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from ninfer_pool.prompt import KINDS
+from ninfer_pool.core.prompt import KINDS
 from ninfer_pool.testing.host import Host, Running
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ninfer_pool import ways
-from ninfer_pool.config import PoolConfig
-from ninfer_pool.lease import Lease
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.policy import POLICIES
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.prompt import Prompt, payload_fields
-from ninfer_pool.results import Pending
+from ninfer_pool.core import ways
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.policy import POLICIES
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.prompt import Prompt, payload_fields
+from ninfer_pool.core.results import Pending
 from ninfer_pool.testing.faults import FaultyEngine, OperationFailed
 from ninfer_pool.testing.oracle import OraclePool
 from ninfer_pool.testing.symbolic import EngineFault, audit

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.core.entry import Checkpoint, Entry
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.parts import Record

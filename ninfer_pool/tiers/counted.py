@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.tiers.parts import Draft, Part, Run
 from ninfer_pool.tiers.payload import Row, Source
 

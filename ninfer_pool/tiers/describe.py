@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ninfer_pool.results import EntryInfo, TierStats
+from ninfer_pool.core.results import EntryInfo, TierStats
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.parts import Draft, Image, Record
 from ninfer_pool.tiers.shelf import Shelf

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from ninfer_pool import ways
-from ninfer_pool.config import PoolConfig
-from ninfer_pool.entry import Checkpoint, Entry, Known
-from ninfer_pool.pages import Pages
-from ninfer_pool.retained import Retained
+from ninfer_pool.core import ways
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.entry import Checkpoint, Entry, Known
+from ninfer_pool.core.ledger import Pages
+from ninfer_pool.core.retained import Retained
 from ninfer_pool.tiers.parts import (
     Draft,
     Image,

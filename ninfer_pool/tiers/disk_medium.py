@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk.folder import Folder
 from ninfer_pool.tiers.disk.geometry import Geometry, same_base

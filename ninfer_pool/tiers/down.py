@@ -9,8 +9,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-from ninfer_pool.entry import Checkpoint, Entry
-from ninfer_pool.namespace import Namespace
+from ninfer_pool.core.entry import Checkpoint, Entry
+from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.tiers.ahead import Ahead
 from ninfer_pool.tiers.device import draft_of, draft_of_spare, pages_of, renew
 from ninfer_pool.tiers.disk_medium import DiskMedium
@@ -22,7 +22,7 @@ from ninfer_pool.tiers.storing import storing
 from ninfer_pool.tiers.worker import Worker
 
 if TYPE_CHECKING:
-    from ninfer_pool.pool import PrefixPool
+    from ninfer_pool.core.pool import PrefixPool
 
 LATE_SECONDS, MOST_LATE_SECONDS = 0.25, 1.0
 """What was not stored ahead of time is stored late, unless that would take longer than the first,

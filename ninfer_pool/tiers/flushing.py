@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ninfer_pool.entry import Entry
+from ninfer_pool.core.entry import Entry
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.down import Descent
 from ninfer_pool.tiers.parts import Draft, Record

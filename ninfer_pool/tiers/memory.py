@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.tiers.parts import Draft, Part, pages_in
 from ninfer_pool.tiers.payload import Payload, Row, Source, copy_rows, rows_of
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar
 
-from ninfer_pool.config import PoolConfig
-from ninfer_pool.entry import Checkpoint, Entry
-from ninfer_pool.keys import Attribute
-from ninfer_pool.namespace import Namespace
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.entry import Checkpoint, Entry
+from ninfer_pool.core.keys import Attribute
+from ninfer_pool.core.namespace import Namespace
 
 
 class Run:

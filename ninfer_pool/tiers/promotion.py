@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ninfer_pool.entry import Checkpoint, Table
-from ninfer_pool.pages import Pages
-from ninfer_pool.prompt import Prompt
-from ninfer_pool.retained import Stretch
-from ninfer_pool.room import Bill, fit_budget, free_pages
+from ninfer_pool.core.entry import Checkpoint, Table
+from ninfer_pool.core.eviction import Bill, fit_budget, free_pages
+from ninfer_pool.core.ledger import Pages
+from ninfer_pool.core.prompt import Prompt
+from ninfer_pool.core.retained import Stretch
 from ninfer_pool.tiers.parts import Kept, Run, Stored, clipped, covering_end
 from ninfer_pool.tiers.payload import Payload, Row, pieces
 from ninfer_pool.tiers.shelf import Shelf
 
 if TYPE_CHECKING:
-    from ninfer_pool.pool import PrefixPool
+    from ninfer_pool.core.pool import PrefixPool
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ninfer_pool.entry import Checkpoint, Table
+from ninfer_pool.core.entry import Checkpoint, Table
+from ninfer_pool.core.eviction import Bill, fit_budget, free_pages
+from ninfer_pool.core.ledger import Pages
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.retained import Stretch
 from ninfer_pool.errors import RoomError, StoreError
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.pages import Pages
-from ninfer_pool.retained import Stretch
-from ninfer_pool.room import Bill, fit_budget, free_pages
 from ninfer_pool.tiers.disk.bundle import BundleReader, read_bundle, write_bundle
 from ninfer_pool.tiers.disk.bundle_header import Bundle, BundleMark
 from ninfer_pool.tiers.disk.geometry import Geometry
@@ -28,7 +28,7 @@ from ninfer_pool.tiers.parts import Draft, DraftMark, Image, Run, covering_end
 from ninfer_pool.tiers.payload import Payload, Row, Source, assemble
 
 if TYPE_CHECKING:
-    from ninfer_pool.pool import PrefixPool
+    from ninfer_pool.core.pool import PrefixPool
 
 
 def save(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.sizes import parse_size
 from ninfer_pool.errors import ConfigError
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.sizes import parse_size
 from ninfer_pool.tiers.disk.files import Files
 from ninfer_pool.tiers.disk.folder import Folder
 from ninfer_pool.tiers.disk_medium import DiskMedium, geometry_of

@@ -11,14 +11,15 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
-from ninfer_pool import index, ways
-from ninfer_pool.config import PoolConfig
-from ninfer_pool.entry import Entry
-from ninfer_pool.index import Hop, Path
-from ninfer_pool.keys import Attribute
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.policy.ranking import Ranking
-from ninfer_pool.retained import NEVER_SUPERSEDED
+from ninfer_pool.core import radix as index
+from ninfer_pool.core import ways
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.entry import Entry
+from ninfer_pool.core.keys import Attribute
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.policy.ranking import Ranking
+from ninfer_pool.core.radix import Hop, Path
+from ninfer_pool.core.retained import NEVER_SUPERSEDED
 from ninfer_pool.tiers.medium import Medium, Traffic
 from ninfer_pool.tiers.parts import (
     Draft,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.tiers.parts import Part, Run, pages_in
 from ninfer_pool.tiers.payload import Payload, Row, copy_rows
 from ninfer_pool.tiers.shelf import Shelf

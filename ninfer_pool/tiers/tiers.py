@@ -6,18 +6,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ninfer_pool import index, ways
-from ninfer_pool.admission import Request
-from ninfer_pool.below import NoTiers
-from ninfer_pool.entry import Checkpoint, Entry
+from ninfer_pool.core import radix as index
+from ninfer_pool.core import ways
+from ninfer_pool.core.admission import Request
+from ninfer_pool.core.entry import Checkpoint, Entry
+from ninfer_pool.core.eviction import Bill, drop_entry
+from ninfer_pool.core.hooks import NoTiers
+from ninfer_pool.core.keys import Attribute
+from ninfer_pool.core.lookup import Rules
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.prompt import Prompt
+from ninfer_pool.core.results import EntryInfo, TierStats
 from ninfer_pool.errors import ConfigError, StoreError
-from ninfer_pool.keys import Attribute
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.prompt import Prompt
-from ninfer_pool.results import EntryInfo, TierStats
-from ninfer_pool.room import Bill, drop_entry
-from ninfer_pool.search import Rules
 from ninfer_pool.tiers import saving
 from ninfer_pool.tiers.describe import describe, describe_draft, tier_stats
 from ninfer_pool.tiers.device import compose

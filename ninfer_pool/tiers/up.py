@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ninfer_pool import index
-from ninfer_pool.admission import Request, search
-from ninfer_pool.below import Searchable
-from ninfer_pool.entry import Checkpoint
+from ninfer_pool.core import radix as index
+from ninfer_pool.core.admission import Request, search
+from ninfer_pool.core.entry import Checkpoint
+from ninfer_pool.core.hooks import Searchable
+from ninfer_pool.core.lookup import Found, Rules, deepest_resume, find
+from ninfer_pool.core.planner import canonical_cuts
+from ninfer_pool.core.prompt import Prompt
+from ninfer_pool.core.radix import Path
 from ninfer_pool.errors import StoreError
-from ninfer_pool.index import Path
-from ninfer_pool.planner import canonical_cuts
-from ninfer_pool.prompt import Prompt
-from ninfer_pool.search import Found, Rules, deepest_resume, find
 from ninfer_pool.tiers.disk.section import passes
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.down import Descent
@@ -26,7 +26,7 @@ from ninfer_pool.tiers.shelf import Shelf
 from ninfer_pool.tiers.sources import ShelfSource
 
 if TYPE_CHECKING:
-    from ninfer_pool.pool import PrefixPool
+    from ninfer_pool.core.pool import PrefixPool
 
 
 class Ascent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from ninfer_pool.policy.marconi import Marconi
+from ninfer_pool.core.policy.marconi import Marconi
 
 
 class Reference:

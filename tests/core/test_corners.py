@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ninfer_pool import ConfigError, Lease, PoolConfig, PromptError
-from ninfer_pool.policy import POLICIES
+from ninfer_pool.core.policy import POLICIES
 from ninfer_pool.testing.driver import Driver
 
 PROMPT = list(range(20))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ninfer_pool import Lease, Namespace, PoolConfig, Prompt
-from ninfer_pool.planner import canonical_cuts, plan_captures
+from ninfer_pool.core.planner import canonical_cuts, plan_captures
 from ninfer_pool.testing.driver import SPACE, Driver
 
 

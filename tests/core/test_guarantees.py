@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ninfer_pool import PoolConfig
-from ninfer_pool.policy import POLICIES
+from ninfer_pool.core.policy import POLICIES
 from ninfer_pool.testing.driver import Driver
 from ninfer_pool.testing.symbolic import EngineFault
 from ninfer_pool.testing.watch import picture
@@ -311,7 +311,7 @@ def test_g9_a_conversation_that_outgrows_it_keeps_its_deepest_that_fits() -> Non
 def test_g10_with_a_constant_for_a_hash_every_answer_is_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ninfer_pool.keys.xxh3_128", lambda *parts: bytes(16))
+    monkeypatch.setattr("ninfer_pool.core.keys.xxh3_128", lambda *parts: bytes(16))
     shop = driver(lanes=2)
     for number in range(4):
         assert shop.serve(talk(number), answer=[5]).start == 0

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ninfer_pool import Lease, PoolConfig, index
+from ninfer_pool import Lease, PoolConfig
+from ninfer_pool.core import radix as index
 from ninfer_pool.testing.driver import Driver
 
 

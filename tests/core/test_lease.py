@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ninfer_pool import ConfigError, Lease, LeaseError, Pending, PoolConfig, PrefixPool, PromptError
-from ninfer_pool.journal import Journal
-from ninfer_pool.pages import PageLedger
+from ninfer_pool.core.events import Journal
+from ninfer_pool.core.ledger import PageLedger
 from ninfer_pool.testing.driver import Driver
 
 

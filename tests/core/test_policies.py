@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ninfer_pool import POLICIES, Namespace, Policy, PoolConfig, PrefixPool, Prompt
-from ninfer_pool.entry import Entry
-from ninfer_pool.lease import Lease
+from ninfer_pool.core.entry import Entry
+from ninfer_pool.core.lease import Lease
 from tests.core.policy_references import REFERENCES
 
 SPACE = Namespace(weights="sha256:1", kv_dtype="bf16")

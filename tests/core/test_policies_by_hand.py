@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ninfer_pool import POLICIES, ConfigError, Namespace, Policy
-from ninfer_pool.entry import Checkpoint, Entry, Table
-from ninfer_pool.policy import Ranked
-from ninfer_pool.policy.marconi import Marconi
-from ninfer_pool.policy.s3fifo import S3Fifo
+from ninfer_pool.core.entry import Checkpoint, Entry, Table
+from ninfer_pool.core.policy import Ranked
+from ninfer_pool.core.policy.marconi import Marconi
+from ninfer_pool.core.policy.s3fifo import S3Fifo
 
 SPACE = Namespace(weights="sha256:1", kv_dtype="bf16")
 

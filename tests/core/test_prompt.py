@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer_pool import ConfigError, Namespace, NamespaceError, PoolConfig, Prompt, PromptError
-from ninfer_pool.policy import Policy
+from ninfer_pool.core.policy import Policy
 from ninfer_pool.testing import strategies
 
 SPACE = Namespace(weights="w", kv_dtype="k")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ninfer_pool import PoolConfig
-from ninfer_pool.below import NoTiers
+from ninfer_pool.core.hooks import NoTiers
+from ninfer_pool.core.lookup import Rules
 from ninfer_pool.errors import ConfigError
-from ninfer_pool.search import Rules
 from ninfer_pool.testing.driver import Driver
 
 

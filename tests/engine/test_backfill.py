@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ninfer_pool.engine.backfill import delays
+from ninfer_pool.runner.backfill import delays
 
 PAGES = st.integers(0, 12)
 

@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 
 from ninfer_pool import PromptError
-from ninfer_pool.engine import Engine, Handle
+from ninfer_pool.runner import Handle, Scheduler
 from tests.runner.models import random_model
 from tests.runner.world import Script, make
 
 MODEL = random_model(2, head_dim=64)
 
 
-def engine(**options: Any) -> Engine:
-    return Engine(make(MODEL, **{"lanes": 3, **options}))
+def engine(**options: Any) -> Scheduler:
+    return Scheduler(make(MODEL, **{"lanes": 3, **options}))
 
 
-def submit(shop: Engine, seed: int, *, max_tokens: int = 10, **options: Any) -> Handle:
+def submit(shop: Scheduler, seed: int, *, max_tokens: int = 10, **options: Any) -> Handle:
     tokens, boundaries = Script(seed, 199).ask()
     prompt = shop.runner.prompt(tokens, boundaries=boundaries)
     return shop.submit(prompt, max_tokens=max_tokens, stop_tokens=(), **options)
 
 
-def run(shop: Engine) -> None:
+def run(shop: Scheduler) -> None:
     while shop.step():
         pass
     shop.runner.pool.check()
@@ -94,7 +94,7 @@ def test_siblings_that_start_together_prefill_their_beginning_once() -> None:
 STEM = [(11 * i) % 198 + 1 for i in range(200)]
 
 
-def sibling(shop: Engine, number: int, *, max_tokens: int = 3) -> Handle:
+def sibling(shop: Scheduler, number: int, *, max_tokens: int = 3) -> Handle:
     """A request whose first 200 tokens are those of all its siblings."""
     prompt = shop.runner.prompt(
         [*STEM, 5 + number, 6, 7], boundaries=[(200, "system"), (203, "turn")]

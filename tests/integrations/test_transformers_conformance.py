@@ -11,20 +11,22 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("hypothesis")
 
-from ninfer_pool.integrations.transformers import Engine, PooledModel
+from ninfer_pool.integrations.transformers import PooledModel, TransformersEngine
 from ninfer_pool.testing.conformance import conformance
 from tests.integrations.architectures import shared
 
 EXAMPLES = 3
 
 
-def makes(name: str, *, seed: int = 3) -> Callable[..., Engine]:
+def makes(name: str, *, seed: int = 3) -> Callable[..., TransformersEngine]:
     """A factory of engines of one model, each with pages and lanes of its own."""
     like = PooledModel(shared(name, seed=seed), num_pages=64, page_tokens=8, grid=16).engine
 
-    def make(*, num_pages: int = 64, lanes: int = 1) -> Engine:
+    def make(*, num_pages: int = 64, lanes: int = 1) -> TransformersEngine:
         config = like.config.replace(num_pages=num_pages, lanes=lanes)
-        return Engine(like.model, config=config, layout=like.layout, namespace=like.namespace)
+        return TransformersEngine(
+            like.model, config=config, layout=like.layout, namespace=like.namespace
+        )
 
     return make
 

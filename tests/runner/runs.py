@@ -8,7 +8,7 @@ import torch
 
 from ninfer_pool.kernels import PAGE_TOKENS, KVPages
 from ninfer_pool.runner.model import Model
-from ninfer_pool.store import LaneState
+from ninfer_pool.runner.slab import LaneState
 
 
 def nan_pages(model: Model, num_pages: int, *, dtype: torch.dtype | None = None) -> KVPages:

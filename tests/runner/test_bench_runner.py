@@ -20,7 +20,7 @@ from ninfer_pool.bench.serving import TINY, Bench
 from ninfer_pool.errors import ModelError
 from ninfer_pool.runner import TINY as SHIPPED
 from ninfer_pool.runner import Model, Runner, Tokenizer
-from ninfer_pool.store import Store
+from ninfer_pool.runner.slab import Store
 from tests.runner.models import random_folder
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.errors import PromptError
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.prompt import Prompt
 from ninfer_pool.runner import TINY, Ask, Chat, Tokenizer
 from ninfer_pool.runner.chat_template import ChatTemplate
 from tests.runner.chats import (

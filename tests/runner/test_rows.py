@@ -11,7 +11,7 @@ import torch
 from ninfer_pool.kernels import PAGE_TOKENS, KVPages
 from ninfer_pool.runner.forms import ROWS
 from ninfer_pool.runner.model import Model, Steps
-from ninfer_pool.store import LaneState
+from ninfer_pool.runner.slab import LaneState
 from tests.runner.models import random_model
 from tests.runner.runs import empty_state, nan_pages
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ninfer_pool import ConfigError, ModelError, Prompt, PromptError
-from ninfer_pool.operations import LoadImage, Operation
+from ninfer_pool.core.operations import LoadImage, Operation
 from ninfer_pool.runner.capacity import Capacity, pages_for
 from ninfer_pool.runner.defaults import dtypes_of
 from ninfer_pool.runner.executor import layout_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ninfer_pool.planner import Chunk
+from ninfer_pool.core.planner import Chunk
 from ninfer_pool.runner.model import Model
 from ninfer_pool.runner.runner import Runner
 from ninfer_pool.runner.running import Generation, Running

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ninfer_pool.config import PoolConfig
-from ninfer_pool.lease import Lease
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.prompt import Prompt
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.server.calls import Control, Report
 from ninfer_pool.server.request_log import RequestLog
 from ninfer_pool.sim.tokens import TokenSource

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from ninfer_pool.operations import LoadImage
+from ninfer_pool.core.operations import LoadImage
 from ninfer_pool.runner import Chat, Tokenizer
 from ninfer_pool.runner.chat_template import ChatTemplate
 from tests.server.talks import (

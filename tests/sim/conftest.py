@@ -18,10 +18,10 @@ def replay(monkeypatch: pytest.MonkeyPatch) -> FakeReplay:
     vars(module).update(
         Setup=SimpleNamespace, sweep=fake.sweep, explain_request=fake.explain_request
     )
-    policy = ModuleType("ninfer_pool.policy")
+    policy = ModuleType("ninfer_pool.core.policy")
     vars(policy).update(POLICIES=dict.fromkeys(POLICIES))
     monkeypatch.setitem(sys.modules, "ninfer_pool.sim.replay", module)
-    monkeypatch.setitem(sys.modules, "ninfer_pool.policy", policy)
+    monkeypatch.setitem(sys.modules, "ninfer_pool.core.policy", policy)
     return fake
 
 

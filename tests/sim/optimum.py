@@ -6,13 +6,13 @@ import random
 from collections.abc import Hashable, Iterator
 from typing import Any
 
-from ninfer_pool.entry import Checkpoint, Entry
-from ninfer_pool.index import Path
-from ninfer_pool.lease import Lease
-from ninfer_pool.planner import Chunk
-from ninfer_pool.policy import Policy
-from ninfer_pool.prompt import Prompt
-from ninfer_pool.results import Pending
+from ninfer_pool.core.entry import Checkpoint, Entry
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.planner import Chunk
+from ninfer_pool.core.policy import Policy
+from ninfer_pool.core.prompt import Prompt
+from ninfer_pool.core.radix import Path
+from ninfer_pool.core.results import Pending
 from ninfer_pool.sim.clairvoyant import Clairvoyant, Mode
 from ninfer_pool.sim.replay import Plan, Replay, Setup, pool_config
 from ninfer_pool.sim.tokens import TokenSource

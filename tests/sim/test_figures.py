@@ -146,7 +146,7 @@ def test_default_beats_recency_on_agents(name: str, entries: int, gain: float) -
 
 
 def test_simulate_fails_where_the_pool_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ninfer_pool.pool import PrefixPool
+    from ninfer_pool.core.pool import PrefixPool
 
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("the pool is used")

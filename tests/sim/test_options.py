@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ninfer_pool import sizes
+from ninfer_pool.core import sizes
 from ninfer_pool.errors import UsageError
 from ninfer_pool.sim import options
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from ninfer_pool.admission import covers
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.prompt import Prompt
+from ninfer_pool.core.admission import covers
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.sim.relations import Relations
 from ninfer_pool.sim.single_lane import LaneResult, single_lane
 from ninfer_pool.sim.tokens import TokenSource

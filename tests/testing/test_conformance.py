@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ninfer_pool import ConfigError
-from ninfer_pool.pages import Pages
+from ninfer_pool.core.ledger import Pages
 from ninfer_pool.testing import conformance
 from ninfer_pool.testing.adapter import Logits, Tokens, refuse
 from ninfer_pool.testing.broken import HiddenTailForgotten, SharedPageWritten, TruncateThatLies

@@ -86,7 +86,7 @@ KEYS = "tests/core/test_keys.py::test_a_key_is_the_hash_of_the_documented_encodi
 RIGHT = 'struct.pack("<Q", size), *tokens'
 SEEN = Edit(file="keys.py", right=RIGHT, wrong="*tokens", name="seen", test=KEYS)
 UNSEEN = Edit(
-    file="index.py", right="CHUNK = 1 << 18", wrong="CHUNK = 1 << 17", name="unseen", test=KEYS
+    file="core/radix.py", right="CHUNK = 1 << 18", wrong="CHUNK = 1 << 17", name="unseen", test=KEYS
 )
 UNPARSED = Edit(file="keys.py", right=RIGHT, wrong="(", name="unparsed", test=KEYS)
 STALE = Edit(file="keys.py", right="no such text", wrong="", name="stale", test=KEYS)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ninfer_pool.entry import Entry
-from ninfer_pool.policy import POLICIES, Policy
-from ninfer_pool.policy.classical import Lru
+from ninfer_pool.core.entry import Entry
+from ninfer_pool.core.policy import POLICIES, Policy
+from ninfer_pool.core.policy.classical import Lru
 from ninfer_pool.testing.policies import policy_conformance
 
 pytestmark = pytest.mark.slow

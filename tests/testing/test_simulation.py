@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from ninfer_pool import lifecycle, room
-from ninfer_pool.entry import Checkpoint
-from ninfer_pool.holdings import Holdings
-from ninfer_pool.lease import Lease
-from ninfer_pool.pages import PageLedger
-from ninfer_pool.prompt import Prompt
+from ninfer_pool.core import eviction as room
+from ninfer_pool.core import lifecycle
+from ninfer_pool.core.entry import Checkpoint
+from ninfer_pool.core.holdings import Holdings
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.ledger import PageLedger
+from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.testing import __main__ as command
 from ninfer_pool.testing import simulation
 from ninfer_pool.testing.simulation import ACTIONS, STEPS_OF_A_REQUEST, SimulationFailed, simulate
@@ -91,11 +92,11 @@ def keep_drafts(self: Lease, position: int) -> None:
 
 
 FAULTS: list[tuple[Any, str, Any]] = [
-    ("ninfer_pool.admission", "_copies", share_the_last_page),
+    ("ninfer_pool.core.admission", "_copies", share_the_last_page),
     (PageLedger, "keep", keep_nothing),
     (Holdings, "borrow", forget_the_claim),
     (room, "_shorten_next", take_the_first),
-    ("ninfer_pool.admission", "free_pages", evict_too_much),
+    ("ninfer_pool.core.admission", "free_pages", evict_too_much),
     (Prompt, "inside_media", inside_nothing),
     (lifecycle, "distrust", trust_the_lie),
     (lifecycle, "fits_free", always_fits),

@@ -11,11 +11,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from ninfer_pool import room
-from ninfer_pool.config import PoolConfig
-from ninfer_pool.lease import Lease
-from ninfer_pool.policy import POLICIES
-from ninfer_pool.policy.classical import Lru
+from ninfer_pool.core import eviction as room
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.policy import POLICIES
+from ninfer_pool.core.policy.classical import Lru
 from ninfer_pool.testing import strategies
 from ninfer_pool.testing.driver import Driver
 from ninfer_pool.testing.machine import PoolMachine, pool_machine
@@ -90,10 +90,10 @@ def one_more(retained: Any, bill: Any, **_: Any) -> None:
 
 
 ILLEGAL: list[tuple[str, Callable[..., Any], str]] = [
-    ("room._shorten_next", newest_first, "the policy offered first"),
-    ("room._shorten_next", unasked, "did not offer last"),
-    ("room._shorten_next", whoever, "pinned or leased"),
-    ("room._evict_spare", no_spare, "superseded checkpoint stays"),
+    ("eviction._shorten_next", newest_first, "the policy offered first"),
+    ("eviction._shorten_next", unasked, "did not offer last"),
+    ("eviction._shorten_next", whoever, "pinned or leased"),
+    ("eviction._evict_spare", no_spare, "superseded checkpoint stays"),
     ("admission.free_pages", too_many, "were free"),
     ("lifecycle.fit_budget", one_more, "while everything fitted"),
 ]
@@ -105,7 +105,7 @@ ILLEGAL: list[tuple[str, Callable[..., Any], str]] = [
 def test_an_illegal_victim_is_refused(
     monkeypatch: pytest.MonkeyPatch, place: str, wrong: Callable[..., Any], why: str
 ) -> None:
-    monkeypatch.setattr(f"ninfer_pool.{place}", wrong)
+    monkeypatch.setattr(f"ninfer_pool.core.{place}", wrong)
     shop = Shop(CONFIG)
     shop.talk(90, 8, pin=True)
     shop.serve(range(900, 908), answer=(1, 2))

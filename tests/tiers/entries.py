@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_pool import Namespace, keys
+from ninfer_pool import Namespace
+from ninfer_pool.core import keys
 from ninfer_pool.tiers.disk.files import Files
 from ninfer_pool.tiers.disk.folder import Folder
 from ninfer_pool.tiers.disk.geometry import Geometry

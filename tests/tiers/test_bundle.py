@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from ninfer_pool import keys
+from ninfer_pool.core import keys
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk.bundle import read_bundle, write_bundle
 from ninfer_pool.tiers.disk.bundle_header import METADATA, Bundle, BundleMark, header_for

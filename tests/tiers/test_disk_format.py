@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
-from ninfer_pool import Namespace, keys
+from ninfer_pool import Namespace
+from ninfer_pool.core import keys
 from ninfer_pool.errors import GeometryError, StoreError
 from ninfer_pool.tiers.disk import runs
 from ninfer_pool.tiers.disk.files import Files

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ninfer_pool import keys
+from ninfer_pool.core import keys
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk import manifest
 from ninfer_pool.tiers.disk.geometry import decode_geometry

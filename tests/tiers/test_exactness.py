@@ -12,7 +12,7 @@ pytest.importorskip("safetensors")
 
 import numpy as np  # noqa: E402
 
-from ninfer_pool.room import Bill, free_pages  # noqa: E402
+from ninfer_pool.core.eviction import Bill, free_pages  # noqa: E402
 from ninfer_pool.runner import TINY  # noqa: E402
 from ninfer_pool.runner.model import Model  # noqa: E402
 from ninfer_pool.runner.runner import Runner  # noqa: E402

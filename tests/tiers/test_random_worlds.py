@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ninfer_pool import Prompt
+from ninfer_pool.core.lease import Lease
 from ninfer_pool.errors import StoreError
-from ninfer_pool.lease import Lease
 from ninfer_pool.testing.driver import SPACE, Served
 from ninfer_pool.tiers import device
 from ninfer_pool.tiers.disk_medium import DiskMedium

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer_pool import PrefixPool, Prompt
-from ninfer_pool.lease import Lease
+from ninfer_pool.core.lease import Lease
 from ninfer_pool.testing.adapter import execute
 from ninfer_pool.testing.toy import IMAGE_BYTES, ROW, ToyEngine
 from ninfer_pool.tiers import ArrayPayload, open_tiers

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ninfer_pool.lease import Lease
+from ninfer_pool.core.lease import Lease
 
 
 @dataclass(slots=True, kw_only=True)

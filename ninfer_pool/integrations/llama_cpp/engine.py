@@ -9,7 +9,8 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.ledger import Pages
 from ninfer_pool.errors import ConfigError
 from ninfer_pool.integrations.llama_cpp.identity import namespace_of
 from ninfer_pool.integrations.llama_cpp.lanes import Bytes, Lane, Logits, addressed, standing
@@ -20,7 +21,6 @@ from ninfer_pool.integrations.llama_cpp.sequences import (
     RestoreError,
     Sequences,
 )
-from ninfer_pool.pages import Pages
 
 PAGE_TOKENS = 64
 FLOATS = ("0", "1", "32")

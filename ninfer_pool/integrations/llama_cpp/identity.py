@@ -9,8 +9,8 @@ from pathlib import Path
 
 import llama_cpp
 
+from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.errors import ConfigError
-from ninfer_pool.namespace import Namespace
 
 ROPE = (
     "rope_scaling_type",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ninfer_pool.core.ledger import Pages
 from ninfer_pool.integrations.llama_cpp.layout import HEAD
-from ninfer_pool.pages import Pages
 
 Bytes = npt.NDArray[np.uint8]
 Logits = npt.NDArray[np.float32]

@@ -10,15 +10,15 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.operations import CopyPage, LoadImage, Operation, SaveImage
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.errors import ConfigError, PromptError
 from ninfer_pool.integrations.llama_cpp.completion import Completion, Limits
 from ninfer_pool.integrations.llama_cpp.engine import LlamaEngine
 from ninfer_pool.integrations.llama_cpp.sampler import Sampler, Sampling
 from ninfer_pool.integrations.llama_cpp.sequences import Logits, RestoreError
-from ninfer_pool.lease import Lease
-from ninfer_pool.operations import CopyPage, LoadImage, Operation, SaveImage
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.prompt import Prompt
 
 GREEDY = Sampling()
 MAX_TOKENS = 16

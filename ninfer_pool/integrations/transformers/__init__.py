@@ -25,15 +25,15 @@ except ModuleNotFoundError as error:
     message = f"needs {error.name}; run pip install 'ninfer-pool[transformers]'"
     raise ModuleNotFoundError(message, name=error.name) from None
 
-from ninfer_pool.integrations.transformers.engine import Engine
+from ninfer_pool.integrations.transformers.engine import TransformersEngine
 from ninfer_pool.integrations.transformers.identity import namespace_of, weights_digest
 from ninfer_pool.integrations.transformers.pooled import Generated, PooledModel, Report, generate
 
 __all__ = [
-    "Engine",
     "Generated",
     "PooledModel",
     "Report",
+    "TransformersEngine",
     "generate",
     "namespace_of",
     "weights_digest",

@@ -12,7 +12,10 @@ import numpy.typing as npt
 import torch
 from transformers.cache_utils import DynamicCache
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.ledger import Pages
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
 from ninfer_pool.errors import ConfigError
 from ninfer_pool.integrations.transformers.layout import (
     Layout,
@@ -22,9 +25,6 @@ from ninfer_pool.integrations.transformers.layout import (
     put_state,
     states_of,
 )
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
-from ninfer_pool.pages import Pages
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5}
 LOW_PRECISION = 5e-2
@@ -77,7 +77,7 @@ class _Lane:
         self.table: Table | None = None
 
 
-class Engine:
+class TransformersEngine:
     """Fulfils `ninfer_pool.testing.adapter.EngineAdapter` for a model of the library.
 
     The slab is one uint8 (num_pages, page_bytes) on the model's device; a page holds K and V of

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import transformers
 
+from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.errors import ConfigError
-from ninfer_pool.namespace import Namespace
 
 _MEMO = "_ninfer_pool_weights"
 _NOT_IDENTITY = ("transformers_version", "architectures")

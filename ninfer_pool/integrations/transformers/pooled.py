@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.planner import Chunk
+from ninfer_pool.core.pool import PrefixPool
+from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.errors import ConfigError
-from ninfer_pool.integrations.transformers.engine import Engine
+from ninfer_pool.integrations.transformers.engine import TransformersEngine
 from ninfer_pool.integrations.transformers.identity import namespace_of
 from ninfer_pool.integrations.transformers.probe import measure, pool_layout, refuse_training
 from ninfer_pool.integrations.transformers.request import check_options, new_tokens, prompt_tokens
-from ninfer_pool.lease import Lease
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.planner import Chunk
-from ninfer_pool.pool import PrefixPool
-from ninfer_pool.prompt import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class PooledModel:
         self.pool = PrefixPool(config)
         self._weights, self._adapter = weights, adapter
         space = self.namespace()
-        self.engine = Engine(model, config=config, layout=layout, namespace=space)
+        self.engine = TransformersEngine(model, config=config, layout=layout, namespace=space)
 
     def namespace(self, *, salt: str | None = None) -> Namespace:
         """Return the identity of what the model computes as it stands, under a tenant's salt."""

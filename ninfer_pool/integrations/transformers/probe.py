@@ -9,16 +9,21 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ninfer_pool.config import PoolConfig
+from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.errors import ConfigError
-from ninfer_pool.integrations.transformers.engine import Engine, Logits, fresh_cache, run
+from ninfer_pool.integrations.transformers.engine import (
+    Logits,
+    TransformersEngine,
+    fresh_cache,
+    run,
+)
 from ninfer_pool.integrations.transformers.layout import (
     SUPPORTED,
     Layout,
     check_layers,
     layout_of,
 )
-from ninfer_pool.namespace import Namespace
 
 CUT, TOKENS = 6, 9
 """The trial run is taken apart after `CUT` tokens and goes on to `TOKENS`."""
@@ -123,7 +128,7 @@ def _resumed(model: Any, layout: Layout, tokens: Any) -> Logits:
     pages = -(-TOKENS // layout.page_tokens)
     config = PoolConfig(num_pages=pages + images + 1, lanes=2, **pool_layout(layout))
     space = Namespace(weights="trial", kv_dtype="trial")
-    engine = Engine(model, config=config, layout=layout, namespace=space)
+    engine = TransformersEngine(model, config=config, layout=layout, namespace=space)
     table, image = list(range(pages)), list(range(pages, pages + images))
     engine.prefill(tokens[:CUT], lane=0, begin=0, table=table)
     if image:

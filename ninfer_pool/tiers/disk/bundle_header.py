@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ninfer_pool import keys
+from ninfer_pool.core import keys
+from ninfer_pool.core.keys import Attribute
+from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.errors import StoreError
-from ninfer_pool.keys import Attribute
-from ninfer_pool.namespace import Namespace
 from ninfer_pool.tiers.disk import manifest
 from ninfer_pool.tiers.disk.geometry import SHARED, VERSION, Geometry, VersionError, geometry_of
 from ninfer_pool.tiers.disk.runs import Tensors, header_of

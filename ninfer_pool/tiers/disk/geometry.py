@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_pool import keys
+from ninfer_pool.core import keys
+from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.errors import GeometryError, NamespaceError, StoreError
-from ninfer_pool.namespace import Namespace
 
 VERSION = 1
 """Of the format on disk; it is part of every fingerprint."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ninfer_pool.namespace import Namespace
+from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.tiers.disk.files import telling
 from ninfer_pool.tiers.disk.geometry import Geometry, encode_geometry
 from ninfer_pool.tiers.disk.section import FOLDERS, GEOMETRY, Section

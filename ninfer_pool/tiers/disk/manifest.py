@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ninfer_pool import keys
+from ninfer_pool.core import keys
+from ninfer_pool.core.keys import Attribute
+from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.prompt import KINDS
 from ninfer_pool.errors import GeometryError, NamespaceError, StoreError
-from ninfer_pool.keys import Attribute
-from ninfer_pool.namespace import Namespace
-from ninfer_pool.prompt import KINDS
 from ninfer_pool.tiers.disk.geometry import VERSION, Geometry
 from ninfer_pool.tiers.disk.runs import image_file_bytes, run_bytes
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import TypeAlias
 
-from ninfer_pool import keys
+from ninfer_pool.core import keys
+from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.errors import StoreError
-from ninfer_pool.namespace import Namespace
 from ninfer_pool.tiers.disk import manifest, runs
 from ninfer_pool.tiers.disk.files import locating, telling
 from ninfer_pool.tiers.disk.geometry import Geometry, Pages, decode_geometry

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ninfer_pool.core.sizes import format_bytes, parse_size
 from ninfer_pool.errors import StoreError, UsageError
-from ninfer_pool.sizes import format_bytes, parse_size
 from ninfer_pool.tiers.disk.files import Files
 from ninfer_pool.tiers.disk.geometry import VersionError
 from ninfer_pool.tiers.disk.manifest import HASH, Blob, EntryRecord

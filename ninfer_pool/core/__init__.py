@@ -1,0 +1,1 @@
+"""The pool: everything that decides. Public names are exported by `ninfer_pool`."""

@@ -1,0 +1,114 @@
+"""A bounded memory of what was removed: to say ``evicted``, and to learn from regret."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from ninfer_pool.core import keys
+from ninfer_pool.core.keys import Attribute
+from ninfer_pool.core.namespace import Namespace
+
+TAIL = 16
+"""Tokens before a position that find a ghost; the hash of all before it confirms."""
+
+
+class Ghost(NamedTuple):
+    """A checkpoint that is gone."""
+
+    position: int
+    cause: str
+    """``evicted``, ``quarantined`` or ``expired``."""
+    tick: int
+    """When it went, in commits."""
+    used: int
+    """When it was last used."""
+    digest: bytes
+
+
+_Name = tuple[Namespace, int, bytes]
+
+
+class Digest:
+    """The running hash of one sequence: what confirms the ghosts along it, in one pass."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+
+    def update(self, parts: Iterable[keys.Bytes]) -> None:
+        """Go on with these token bytes."""
+        for part in parts:
+            self._state.update(part)
+
+    def digest(self, attributes: Sequence[Attribute], position: int) -> bytes:
+        """Return the digest of all tokens so far, ``position`` of them, and their attributes."""
+        carried = [item for item in attributes if item[0] < position]
+        tokens = self._state.digest()
+        return tokens + bytes.fromhex(keys.sequence_key(b"", [], carried)) if carried else tokens
+
+
+class Ghosts:
+    """Removed checkpoints, oldest forgotten first.
+
+    A ghost never makes a hit; it only explains a miss, so a hash may confirm it.
+    """
+
+    __slots__ = ("_capacity", "_counts", "_found")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._found: OrderedDict[_Name, Ghost] = OrderedDict()
+        self._counts: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, namespace: Namespace, tail: bytes, ghost: Ghost) -> None:
+        """Remember that a checkpoint is gone; ``tail``: the bytes of its last `TAIL` tokens."""
+        position = ghost.position
+        name = (namespace, position, tail)
+        if self._found.pop(name, None) is None:
+            self._counts[position] = self._counts.get(position, 0) + 1
+        self._found[name] = ghost
+        if len(self._found) > self._capacity:
+            self._forget(self._found.popitem(last=False)[0])
+
+    def _forget(self, name: _Name) -> None:
+        position = name[1]
+        self._counts[position] -= 1
+        if not self._counts[position]:
+            del self._counts[position]
+
+    def deepest(
+        self,
+        namespace: Namespace,
+        view: memoryview,
+        attributes: Sequence[Attribute],
+        *,
+        above: int,
+        limit: int,
+    ) -> Ghost | None:
+        """Return the deepest ghost in ``(above, limit]`` on the way of ``view``, or None.
+
+        O(distinct positions remembered), and one hash pass for what is found.
+        """
+        inside = [position for position in self._counts if above < position <= limit]
+        for position in sorted(inside, reverse=True):
+            tail = view[4 * max(0, position - TAIL) : 4 * position].tobytes()
+            ghost = self._found.get((namespace, position, tail))
+            if ghost is not None:
+                state = Digest()
+                state.update([view[: 4 * position]])
+                if ghost.digest == state.digest(attributes, position):
+                    return ghost
+        return None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._found.clear()
+        self._counts.clear()
