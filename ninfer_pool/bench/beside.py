@@ -30,7 +30,7 @@ from ninfer_pool.core.eviction import Bill, drop_entry
 from ninfer_pool.tiers import ArrayPayload, Tiers, device, open_tiers
 from ninfer_pool.tiers.disk.files import Files
 from ninfer_pool.tiers.disk.folder import Folder
-from ninfer_pool.tiers.disk.geometry import Geometry
+from ninfer_pool.tiers.disk.geometry import DiskGeometry
 from ninfer_pool.tiers.disk.manifest import EntryRecord, MarkRecord, RunBlob
 from ninfer_pool.tiers.disk_medium import geometry_of
 
@@ -273,7 +273,7 @@ def read_index(folder: Path, _: int) -> int:
 
 def write_entry(folder: Folder, tokens: Tokens, *, runs: int) -> None:
     """Write an entry of one checkpoint, in ``runs`` runs of whole pages."""
-    geometry: Geometry = folder.geometry
+    geometry: DiskGeometry = folder.geometry
     size, raw = geometry.page_tokens, tokens.tobytes()
     pages = np.zeros((len(tokens) // size + 1, geometry.page_bytes), dtype=np.uint8)
     ends = [len(tokens) * number // runs // size * size for number in range(runs)]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ninfer_pool.core.entry import Checkpoint, Entry
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk_medium import DiskMedium
+from ninfer_pool.tiers.down import Descent
 from ninfer_pool.tiers.parts import Record
 from ninfer_pool.tiers.shelf import Shelf
 from ninfer_pool.tiers.sources import ShelfSource
-
-if TYPE_CHECKING:
-    from ninfer_pool.tiers.down import Descent
 
 AHEAD = 8
 """What is next to go is stored ahead of time, until this part of a tier is free or has its copy
@@ -26,6 +23,7 @@ class Ahead:
 
     def __init__(self, down: Descent) -> None:
         self.down = down
+        down.finish_stored = self.finish
         self.changes = 0
         """How often what the tiers hold has changed."""
         self._job: Generator[int, None, Record | None] | None = None

@@ -11,7 +11,7 @@ import numpy as np
 from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk.folder import Folder
-from ninfer_pool.tiers.disk.geometry import Geometry, same_base
+from ninfer_pool.tiers.disk.geometry import DiskGeometry, same_base
 from ninfer_pool.tiers.disk.manifest import Blob, EntryRecord, MarkRecord, RunBlob
 from ninfer_pool.tiers.parts import Draft, DraftMark, Image, Part, Run, Stored, covering_end
 from ninfer_pool.tiers.payload import Payload, Row, Source
@@ -327,9 +327,9 @@ def from_wall(expires: float | None, clock: Callable[[], float] | None) -> float
     return clock() + expires - time.time()
 
 
-def geometry_of(config: PoolConfig, payload: Payload) -> Geometry:
+def geometry_of(config: PoolConfig, payload: Payload) -> DiskGeometry:
     """Return what a pool's pages and images mean, for files."""
-    return Geometry(
+    return DiskGeometry(
         page_bytes=config.page_bytes,
         page_tokens=config.page_tokens,
         image_bytes=config.image_bytes,

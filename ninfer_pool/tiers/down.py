@@ -11,7 +11,6 @@ import numpy as np
 
 from ninfer_pool.core.entry import Checkpoint, Entry
 from ninfer_pool.core.namespace import Namespace
-from ninfer_pool.tiers.ahead import Ahead
 from ninfer_pool.tiers.device import draft_of, draft_of_spare, pages_of, renew
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.parts import Draft, Part, Record, Run, Stored
@@ -50,7 +49,8 @@ class Descent:
         self._drafts: dict[int, Draft] = {}
         self._oversized: WeakSet[Stored] = WeakSet()
         """Tips of entries that are too large for the first tier."""
-        self.ahead = Ahead(self)
+        self.finish_stored: Callable[[Checkpoint], bool] = lambda _: False
+        """Completes at once the store of a checkpoint that has begun ahead of time."""
         for upper, lower in pairwise(shelves):
             upper.on_evict = _descending(self, upper, lower)
 
@@ -91,7 +91,7 @@ class Descent:
         """Store what is about to go from the device, unless it is stored already."""
         if self._seen(self.shelves[0], mark):
             return
-        if self.ahead.finish(mark) and self._seen(self.shelves[0], mark):
+        if self.finish_stored(mark) and self._seen(self.shelves[0], mark):
             return
         if self._in_flight(mark.stored):
             return  # the worker is storing it, from a copy

@@ -20,7 +20,6 @@ def flush(down: Descent, deadline: float | None) -> int:
     down.worker.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
     left, disk, retained = 0, down.shelves[-1], down.pool.retained
     with down.pool.lock:
-        down.ahead.end()
         every = retained.entries.values()
         for entry in sorted(every, key=lambda entry: entry.tip.tick, reverse=True):
             if entry.tip.stored is None or not disk.holds(entry.tip.stored):

@@ -22,7 +22,7 @@ from ninfer_pool.core.retained import Stretch
 from ninfer_pool.errors import RoomError, StoreError
 from ninfer_pool.tiers.disk.bundle import BundleReader, read_bundle, write_bundle
 from ninfer_pool.tiers.disk.bundle_header import Bundle, BundleMark
-from ninfer_pool.tiers.disk.geometry import Geometry
+from ninfer_pool.tiers.disk.geometry import DiskGeometry
 from ninfer_pool.tiers.disk_medium import from_wall, to_wall
 from ninfer_pool.tiers.parts import Draft, DraftMark, Image, Run, covering_end
 from ninfer_pool.tiers.payload import Payload, Row, Source, assemble
@@ -37,7 +37,7 @@ def save(
     path: Path,
     *,
     pool: PrefixPool,
-    geometry: Geometry,
+    geometry: DiskGeometry,
     tokens: bool,
 ) -> int:
     """Write an entry to a file; return its bytes. See `PrefixPool.save`."""
@@ -99,7 +99,7 @@ def _tail_run(mark: DraftMark, line: Sequence[Run], page_tokens: int) -> object:
 class _Pages:
     """An entry's pages, put together from its runs."""
 
-    def __init__(self, source: Source, geometry: Geometry) -> None:
+    def __init__(self, source: Source, geometry: DiskGeometry) -> None:
         self._source = source
         self._geometry = geometry
 
@@ -122,7 +122,7 @@ class _Pages:
 class _Images(Mapping[int, Row]):
     """Images by position, read when they are asked for."""
 
-    def __init__(self, source: Source, geometry: Geometry, marks: dict[int, DraftMark]) -> None:
+    def __init__(self, source: Source, geometry: DiskGeometry, marks: dict[int, DraftMark]) -> None:
         self._source = source
         self._bytes = geometry.image_bytes
         self._marks = marks
@@ -153,7 +153,7 @@ def load(
     *,
     pool: PrefixPool,
     payload: Payload,
-    geometry: Geometry,
+    geometry: DiskGeometry,
     namespace: Namespace | None,
 ) -> str:
     """Retain what a file holds, on the device, every checkpoint with it; return its key.

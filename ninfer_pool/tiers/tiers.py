@@ -20,6 +20,7 @@ from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.core.results import EntryInfo, TierStats
 from ninfer_pool.errors import ConfigError, StoreError
 from ninfer_pool.tiers import saving
+from ninfer_pool.tiers.ahead import Ahead
 from ninfer_pool.tiers.describe import describe, describe_draft, tier_stats
 from ninfer_pool.tiers.device import compose
 from ninfer_pool.tiers.disk_medium import DiskMedium, geometry_of
@@ -81,6 +82,7 @@ class Tiers:
         self.shelves = list(shelves)
         self.rates = rates or Rates()
         self.down = Descent(pool, payload, self.shelves, background=background)
+        self.ahead = Ahead(self.down)
         self.up = Ascent(pool, payload, self.shelves, self.down)
         for shelf in self.shelves:
             shelf.rates = self.rates
@@ -107,7 +109,7 @@ class Tiers:
 
     def _changed(self) -> None:
         self.pool.retained.version += 1
-        self.down.ahead.changes += 1
+        self.ahead.changes += 1
 
     def _open_disk(self) -> None:
         """Offer what the folder holds."""
@@ -262,7 +264,7 @@ class Tiers:
         if not self.shelves or self.pool.below is not self:
             return False
         with self.pool.lock:
-            return self.down.ahead.step(max_bytes)
+            return self.ahead.step(max_bytes)
 
     def flush(self, *, seconds: float | None = None) -> int:
         """Write everything to disk, the most recently used first; return how many entries were
@@ -271,6 +273,8 @@ class Tiers:
         For a shutdown: nothing else may use the pool meanwhile. Without a disk tier nothing
         outlives the process, and nothing is done.
         """
+        with self.pool.lock:
+            self.ahead.end()
         deadline = None if seconds is None else time.monotonic() + seconds
         return flush(self.down, deadline)
 
@@ -292,7 +296,7 @@ class Tiers:
         if self.pool.below is not self:
             return
         with self.pool.lock:
-            self.down.ahead.end()
+            self.ahead.end()
             self.pool.below = NoTiers()
             self.pool.retained.keeper = None
             self.pool.retained.tiers = ()

@@ -14,7 +14,7 @@ from ninfer_pool import Namespace
 from ninfer_pool.core import keys
 from ninfer_pool.tiers.disk.files import Files
 from ninfer_pool.tiers.disk.folder import Folder
-from ninfer_pool.tiers.disk.geometry import Geometry
+from ninfer_pool.tiers.disk.geometry import DiskGeometry
 from ninfer_pool.tiers.disk.manifest import Blob, EntryRecord, MarkRecord, RunBlob
 from tests.tiers.failing_files import UnsyncedFiles
 
@@ -23,7 +23,7 @@ Bytes = npt.NDArray[np.uint8]
 
 SPACE = Namespace(weights="sha256:made", kv_dtype="int8", rope="theta=1e7", draft="mtp1")
 # Two regions and padding: 3 × 4 rows of 5 bytes, then 2 × 4 rows of 7 from byte 64 on.
-SMALL = Geometry(
+SMALL = DiskGeometry(
     page_bytes=128, page_tokens=4, image_bytes=96, grid=16, min_chunk=0,
     layout="made", rows=((0, 3, 5), (64, 2, 7)),
 )  # fmt: skip
@@ -36,7 +36,7 @@ class Talk:
 
     seed: int
     tokens: int
-    geometry: Geometry = SMALL
+    geometry: DiskGeometry = SMALL
     namespace: Namespace = SPACE
     ids: npt.NDArray[np.int32] = field(init=False)
     pages: Bytes = field(init=False)
@@ -126,14 +126,14 @@ class Talk:
             assert (image == self.image(mark.position)).all()
 
 
-def assert_rows(geometry: Geometry, found: Bytes, right: Bytes, *, upto: int) -> None:
+def assert_rows(geometry: DiskGeometry, found: Bytes, right: Bytes, *, upto: int) -> None:
     """Token rows of positions ``[0, upto)`` are the same."""
     for index, (one, other) in enumerate(zip(found, right, strict=True)):
         last = min(geometry.page_tokens, upto - index * geometry.page_tokens)
         assert (geometry.take(one, 0, last) == geometry.take(other, 0, last)).all()
 
 
-def opened(path: Path, *, geometry: Geometry = SMALL, files: Files | None = None) -> Folder:
+def opened(path: Path, *, geometry: DiskGeometry = SMALL, files: Files | None = None) -> Folder:
     """The store at ``path``, as its writer."""
     files = files or UnsyncedFiles()
     return Folder(path, geometry=geometry, namespace=SPACE, files=files)

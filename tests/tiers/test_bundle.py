@@ -20,7 +20,7 @@ from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk.bundle import read_bundle, write_bundle
 from ninfer_pool.tiers.disk.bundle_header import METADATA, Bundle, BundleMark, header_for
 from ninfer_pool.tiers.disk.files import Files
-from ninfer_pool.tiers.disk.geometry import Geometry
+from ninfer_pool.tiers.disk.geometry import DiskGeometry
 from ninfer_pool.tiers.disk.manifest import seal, unseal
 from ninfer_pool.tiers.disk.runs import header_of
 from tests.tiers.entries import MIB, SMALL, SPACE, WHOLE, Bytes, Talk, assert_rows
@@ -157,7 +157,7 @@ def test_without_tokens_it_can_be_looked_at_but_not_loaded(tmp_path: Path) -> No
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_another_models_is_refused_and_told_why(
-    path: Path, geometry: Geometry, namespace: Any, field: str
+    path: Path, geometry: DiskGeometry, namespace: Any, field: str
 ) -> None:
     with (
         pytest.raises(StoreError, match=field),

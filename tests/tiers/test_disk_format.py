@@ -18,7 +18,7 @@ from ninfer_pool.core import keys
 from ninfer_pool.errors import GeometryError, StoreError
 from ninfer_pool.tiers.disk import runs
 from ninfer_pool.tiers.disk.files import Files
-from ninfer_pool.tiers.disk.geometry import Geometry, decode_geometry, encode_geometry
+from ninfer_pool.tiers.disk.geometry import DiskGeometry, decode_geometry, encode_geometry
 from ninfer_pool.tiers.disk.manifest import Blob, decode, encode
 from ninfer_pool.tiers.disk.stream import Reader
 from tests.tiers.entries import SMALL, SPACE, WHOLE, Talk, assert_rows, opened, tree_bytes
@@ -31,7 +31,7 @@ EDGES = [(0, 50), (0, 3, 4, 5, 11, 12, 50), (0, 1, 50), (0, 16, 32, 48, 50), (0,
 @pytest.mark.parametrize("geometry", [SMALL, WHOLE], ids=["rows", "whole pages"])
 @pytest.mark.parametrize("edges", EDGES, ids=str)
 def test_an_entry_comes_back_bit_for_bit_after_reopening(
-    tmp_path: Path, geometry: Geometry, edges: tuple[int, ...]
+    tmp_path: Path, geometry: DiskGeometry, edges: tuple[int, ...]
 ) -> None:
     talk = Talk(seed=1, tokens=50, geometry=geometry)
     new = opened(tmp_path, geometry=geometry, files=Files())
@@ -169,7 +169,7 @@ def test_every_field_of_a_fingerprint_changes_it_and_no_other_does() -> None:
 
 def test_vectors_of_the_format() -> None:
     space = Namespace(weights="w", kv_dtype="bf16")
-    geometry = Geometry(
+    geometry = DiskGeometry(
         page_bytes=64, page_tokens=4, image_bytes=0, grid=16, min_chunk=0, layout="l",
         rows=((0, 1, 8),),
     )  # fmt: skip

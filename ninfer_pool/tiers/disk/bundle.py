@@ -29,7 +29,7 @@ from ninfer_pool.tiers.disk.bundle_header import (
     tensors_of,
 )
 from ninfer_pool.tiers.disk.files import Files, locating, telling
-from ninfer_pool.tiers.disk.geometry import Bytes, Geometry, Pages
+from ninfer_pool.tiers.disk.geometry import Bytes, DiskGeometry, Pages
 from ninfer_pool.tiers.disk.root import TEMPORARY
 from ninfer_pool.tiers.disk.runs import check_pages
 from ninfer_pool.tiers.disk.stream import Reader, Writer
@@ -143,13 +143,13 @@ def _given(
     return given
 
 
-def _image(geometry: Geometry, images: Mapping[int, Bytes], position: int) -> Iterator[Bytes]:
+def _image(geometry: DiskGeometry, images: Mapping[int, Bytes], position: int) -> Iterator[Bytes]:
     image = images[position]
     check_pages([image], 1, geometry.image_bytes)
     yield image
 
 
-def _tail(geometry: Geometry, tails: Mapping[int, Bytes], position: int) -> Iterator[Bytes]:
+def _tail(geometry: DiskGeometry, tails: Mapping[int, Bytes], position: int) -> Iterator[Bytes]:
     page = tails[position]
     check_pages([page], 1, geometry.page_bytes)
     yield _last(geometry, page, position)
@@ -165,7 +165,7 @@ def _trimmed(bundle: Bundle, pages: Iterable[Bytes]) -> Iterator[Bytes]:
         raise StoreError(f"pages: {count}; needs {bundle.pages}")
 
 
-def _last(geometry: Geometry, page: Bytes, position: int) -> Bytes:
+def _last(geometry: DiskGeometry, page: Bytes, position: int) -> Bytes:
     """The page before ``position`` with nothing in it but rows of the entry's tokens."""
     count = position % geometry.page_tokens
     if not count or geometry.rows is None:
@@ -193,7 +193,7 @@ class BundleReader:
     """An open bundle: what it says, and its tensors, each verified when it is read."""
 
     def __init__(
-        self, files: Files, file: int, *, geometry: Geometry | None, namespace: Namespace | None
+        self, files: Files, file: int, *, geometry: DiskGeometry | None, namespace: Namespace | None
     ) -> None:
         self._files = files
         self._file = file
@@ -278,7 +278,7 @@ class BundleReader:
 def read_bundle(
     path: Path,
     *,
-    geometry: Geometry | None = None,
+    geometry: DiskGeometry | None = None,
     namespace: Namespace | None = None,
     files: Files | None = None,
 ) -> Iterator[BundleReader]:

@@ -12,7 +12,7 @@ from ninfer_pool.core.keys import Attribute
 from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk import manifest
-from ninfer_pool.tiers.disk.geometry import SHARED, VERSION, Geometry, VersionError, geometry_of
+from ninfer_pool.tiers.disk.geometry import SHARED, VERSION, DiskGeometry, VersionError, geometry_of
 from ninfer_pool.tiers.disk.runs import Tensors, header_of
 
 METADATA = "ninfer-pool-bundle"
@@ -38,7 +38,7 @@ class Bundle:
     with the token ids.
     """
 
-    geometry: Geometry
+    geometry: DiskGeometry
     namespace: Namespace
     key: str
     tokens: int
@@ -150,11 +150,11 @@ def _mark(fields: dict[str, Any]) -> BundleMark:
     return BundleMark(**fields, cuts=None if cuts is None else tuple(cuts))
 
 
-def check_fit(bundle: Bundle, geometry: Geometry | None, namespace: Namespace | None) -> None:
+def check_fit(bundle: Bundle, geometry: DiskGeometry | None, namespace: Namespace | None) -> None:
     """Say no to a bundle of another geometry or base namespace, and in what it differs."""
     sides: list[tuple[Iterable[str], Any, Any]] = []
     if geometry is not None:
-        sides.append((Geometry.__slots__, geometry, bundle.geometry))
+        sides.append((DiskGeometry.__slots__, geometry, bundle.geometry))
     if namespace is not None:
         sides.append((SHARED, namespace, bundle.namespace))
     for names, ours, its in sides:

@@ -16,7 +16,7 @@ from ninfer_pool.tiers.disk import manifest, runs
 from ninfer_pool.tiers.disk.committing import Committing
 from ninfer_pool.tiers.disk.files import Files, telling
 from ninfer_pool.tiers.disk.foreign import drop_foreign
-from ninfer_pool.tiers.disk.geometry import Geometry, Pages, same_base
+from ninfer_pool.tiers.disk.geometry import DiskGeometry, Pages, same_base
 from ninfer_pool.tiers.disk.making import open_for_writing
 from ninfer_pool.tiers.disk.manifest import Blob, EntryRecord, RunBlob
 from ninfer_pool.tiers.disk.root import TEMPORARY, Root
@@ -49,7 +49,12 @@ class Folder:
     """
 
     def __init__(
-        self, path: Path, *, geometry: Geometry, namespace: Namespace, files: Files | None = None
+        self,
+        path: Path,
+        *,
+        geometry: DiskGeometry,
+        namespace: Namespace,
+        files: Files | None = None,
     ) -> None:
         self.geometry = geometry
         self.namespace = namespace

@@ -32,7 +32,7 @@ SHARED = ("weights", "kv_dtype", "rope", "draft", "rank", "world_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
+class DiskGeometry:
     """The sizes of what is stored.
 
     Args:
@@ -149,7 +149,7 @@ def same_base(one: Namespace, other: Namespace) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in SHARED)
 
 
-def encode_geometry(geometry: Geometry, namespace: Namespace) -> bytes:
+def encode_geometry(geometry: DiskGeometry, namespace: Namespace) -> bytes:
     """Return what ``geometry.json`` holds."""
     fields = dataclasses.asdict(geometry)
     fields["namespace"] = {name: getattr(namespace, name) for name in SHARED}
@@ -157,13 +157,13 @@ def encode_geometry(geometry: Geometry, namespace: Namespace) -> bytes:
     return (json.dumps(found, indent=1) + "\n").encode("ascii")
 
 
-def geometry_of(fields: dict[str, Any]) -> Geometry:
+def geometry_of(fields: dict[str, Any]) -> DiskGeometry:
     """Return the geometry of fields as JSON has them; TypeError, KeyError for others."""
     rows = fields["rows"]
-    return Geometry(**{**fields, "rows": None if rows is None else tuple(map(tuple, rows))})
+    return DiskGeometry(**{**fields, "rows": None if rows is None else tuple(map(tuple, rows))})
 
 
-def decode_geometry(raw: bytes, fingerprint: str) -> tuple[Geometry, Namespace]:
+def decode_geometry(raw: bytes, fingerprint: str) -> tuple[DiskGeometry, Namespace]:
     """Return what ``geometry.json`` says.
 
     Raises:

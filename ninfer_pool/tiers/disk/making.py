@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.tiers.disk.files import telling
-from ninfer_pool.tiers.disk.geometry import Geometry, encode_geometry
+from ninfer_pool.tiers.disk.geometry import DiskGeometry, encode_geometry
 from ninfer_pool.tiers.disk.section import FOLDERS, GEOMETRY, Section
 
 
-def open_for_writing(section: Section, geometry: Geometry, namespace: Namespace) -> None:
+def open_for_writing(section: Section, geometry: DiskGeometry, namespace: Namespace) -> None:
     """Open a section of what is stored so, owner-only, and read every record that is whole.
 
     Raises:

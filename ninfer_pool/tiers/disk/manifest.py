@@ -16,7 +16,7 @@ from ninfer_pool.core.keys import Attribute
 from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.core.prompt import KINDS
 from ninfer_pool.errors import GeometryError, NamespaceError, StoreError
-from ninfer_pool.tiers.disk.geometry import VERSION, Geometry
+from ninfer_pool.tiers.disk.geometry import VERSION, DiskGeometry
 from ninfer_pool.tiers.disk.runs import image_file_bytes, run_bytes
 
 MAX_MANIFEST_BYTES = 16 << 20
@@ -148,7 +148,7 @@ def identity(raw: bytes) -> str:
     return raw[len(_HEAD) : len(_HEAD) + 32].decode("ascii", "replace")
 
 
-def decode(raw: bytes, *, fingerprint: str, geometry: Geometry) -> EntryRecord:
+def decode(raw: bytes, *, fingerprint: str, geometry: DiskGeometry) -> EntryRecord:
     """Return the record of a manifest.
 
     Raises:
@@ -219,7 +219,7 @@ def _mark(fields: dict[str, Any]) -> MarkRecord:
     )
 
 
-def check(record: EntryRecord, geometry: Geometry) -> None:
+def check(record: EntryRecord, geometry: DiskGeometry) -> None:
     """Say no to a record that does not fit the geometry, or itself.
 
     Raises:
@@ -265,7 +265,7 @@ def _check_attributes(attributes: Sequence[tuple[int, object]]) -> None:
         before = position
 
 
-def _check_run(field: str, run: RunBlob, tokens: int, geometry: Geometry) -> None:
+def _check_run(field: str, run: RunBlob, tokens: int, geometry: DiskGeometry) -> None:
     _int(f"{field}.begin", run.begin, 0, tokens - 1)
     _int(f"{field}.end", run.end, run.begin + 1, MAX_TOKENS)
     _hash(f"{field}.tokens_checksum", run.tokens_checksum)
@@ -282,7 +282,7 @@ def _check_blob(field: str, blob: Blob, size: int) -> None:
         raise StoreError(f"{field}.bytes: {blob.bytes!r}; needs {size}")
 
 
-def _check_marks(record: EntryRecord, geometry: Geometry) -> None:
+def _check_marks(record: EntryRecord, geometry: DiskGeometry) -> None:
     before = 0
     for index, mark in enumerate(record.marks):
         field = f"marks[{index}]"

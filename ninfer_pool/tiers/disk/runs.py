@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ninfer_pool.errors import StoreError
-from ninfer_pool.tiers.disk.geometry import Bytes, Geometry, Pages
+from ninfer_pool.tiers.disk.geometry import Bytes, DiskGeometry, Pages
 from ninfer_pool.tiers.disk.stream import Reader
 
 BYTE = np.dtype(np.uint8)
@@ -83,7 +83,7 @@ def header_of(tensors: Tensors, *, metadata: Mapping[str, str] | None = None) ->
 
 
 @lru_cache(maxsize=1024)
-def run_header(geometry: Geometry, begin: int, end: int) -> bytes:
+def run_header(geometry: DiskGeometry, begin: int, end: int) -> bytes:
     """Return the header of the file of a run. O(1)."""
     span, count = Span.of(begin, end, geometry.page_tokens), end - begin
     head, tail = (_stored_bytes(geometry, part) if part else 0 for part in (span.head, span.tail))
@@ -97,7 +97,7 @@ def run_header(geometry: Geometry, begin: int, end: int) -> bytes:
     )
 
 
-def run_bytes(geometry: Geometry, begin: int, end: int) -> int:
+def run_bytes(geometry: DiskGeometry, begin: int, end: int) -> int:
     """Return the bytes of the file of a run. O(1)."""
     span = Span.of(begin, end, geometry.page_tokens)
     parts = sum(_stored_bytes(geometry, part) for part in (span.head, span.tail) if part)
@@ -106,19 +106,19 @@ def run_bytes(geometry: Geometry, begin: int, end: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def image_header(geometry: Geometry) -> bytes:
+def image_header(geometry: DiskGeometry) -> bytes:
     """Return the header of the file of an image."""
     size = geometry.image_bytes
     return header_of([("image", "U8", (size,), size)])
 
 
-def image_file_bytes(geometry: Geometry) -> int:
+def image_file_bytes(geometry: DiskGeometry) -> int:
     """Return the bytes of the file of an image."""
     return len(image_header(geometry)) + geometry.image_bytes
 
 
 def pack(
-    geometry: Geometry, pages: Pages, *, begin: int, end: int, tokens: bytes
+    geometry: DiskGeometry, pages: Pages, *, begin: int, end: int, tokens: bytes
 ) -> Iterator[memoryview]:
     """Yield the bytes of a run's file, in order; whole pages without a copy.
 
@@ -156,7 +156,7 @@ def check_pages(pages: Pages, count: int, page_bytes: int) -> None:
 
 def unpack(
     reader: Reader,
-    geometry: Geometry,
+    geometry: DiskGeometry,
     *,
     begin: int,
     end: int,
@@ -211,7 +211,7 @@ def _views(pages: Pages, indices: list[int]) -> list[memoryview]:
     return [pages[index].data for index in indices]
 
 
-def read_tokens(reader: Reader, geometry: Geometry, *, begin: int, end: int) -> bytearray:
+def read_tokens(reader: Reader, geometry: DiskGeometry, *, begin: int, end: int) -> bytearray:
     """Read a run's file up to the end of its tokens and return them, int32.
 
     Raises:
@@ -225,7 +225,7 @@ def read_tokens(reader: Reader, geometry: Geometry, *, begin: int, end: int) -> 
     return tokens
 
 
-def image_pieces(geometry: Geometry, given: Pages) -> list[Bytes]:
+def image_pieces(geometry: DiskGeometry, given: Pages) -> list[Bytes]:
     """Return the pieces that an image lies in, one after the other.
 
     Raises:
@@ -239,7 +239,7 @@ def image_pieces(geometry: Geometry, given: Pages) -> list[Bytes]:
     return pieces
 
 
-def unpack_image(reader: Reader, geometry: Geometry, into: Pages) -> None:
+def unpack_image(reader: Reader, geometry: DiskGeometry, into: Pages) -> None:
     """Read an image's file into uint8 (image_bytes,), whole or in pieces; as `unpack`."""
     pieces = image_pieces(geometry, into)
     expected = image_header(geometry)
@@ -250,12 +250,12 @@ def unpack_image(reader: Reader, geometry: Geometry, into: Pages) -> None:
     reader.read(piece.data for piece in pieces)
 
 
-def _stored_bytes(geometry: Geometry, rows: Rows) -> int:
+def _stored_bytes(geometry: DiskGeometry, rows: Rows) -> int:
     return geometry.page_bytes if rows.whole else geometry.part_bytes(rows.last - rows.first)
 
 
 def _check_beginning(
-    reader: Reader, geometry: Geometry, *, begin: int, end: int, tokens: bytes, upto: int
+    reader: Reader, geometry: DiskGeometry, *, begin: int, end: int, tokens: bytes, upto: int
 ) -> None:
     found = read_tokens(reader, geometry, begin=begin, end=end)
     if len(tokens) < 4 * (upto - begin) or not found.startswith(tokens):

@@ -14,7 +14,7 @@ from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk import manifest, runs
 from ninfer_pool.tiers.disk.files import locating, telling
-from ninfer_pool.tiers.disk.geometry import Geometry, Pages, decode_geometry
+from ninfer_pool.tiers.disk.geometry import DiskGeometry, Pages, decode_geometry
 from ninfer_pool.tiers.disk.manifest import Blob, EntryRecord, MarkRecord, RunBlob
 from ninfer_pool.tiers.disk.root import Root
 from ninfer_pool.tiers.disk.stream import Reader
@@ -68,10 +68,10 @@ class Section:
             raise
         return section
 
-    geometry: Geometry
+    geometry: DiskGeometry
     namespace: Namespace
 
-    def set_geometry(self, geometry: Geometry, namespace: Namespace) -> None:
+    def set_geometry(self, geometry: DiskGeometry, namespace: Namespace) -> None:
         """Say what the bytes mean."""
         self.geometry = geometry
         self.namespace = namespace
