@@ -1,11 +1,12 @@
-"""How long entries live and rest, told from the pool's events and a clock."""
+"""How long entries are retained, and how long they stay unused."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable
+from functools import partial
 from typing import Final
+
+from prometheus_client import CollectorRegistry, Histogram
 
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.results import Event
@@ -13,57 +14,31 @@ from ninfer_pool.core.results import Event
 AGE_SECONDS: Final = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400, 604800)
 
 
-class Histogram:
-    """Counts values by the first bound that they do not exceed.
-
-    >>> waits = Histogram((1, 5))
-    >>> for seconds in (1, 7):
-    ...     waits.add(seconds)
-    >>> waits.cumulative(), waits.sum
-    ([('1.0', 1.0), ('5.0', 1.0), ('+Inf', 2.0)], 8.0)
-    """
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float) -> None:
-        """Count a value; one below 0, which a clock can only give by mistake, as 0."""
-        value = max(0.0, value)
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
-
-    @property
-    def count(self) -> int:
-        """How many values there were."""
-        return sum(self._counts)
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """Return (bound, values up to it), as Prometheus wants them."""
-        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        return list(zip(names, map(float, accumulate(self._counts)), strict=True))
-
-
 class Lifetimes:
-    """Times entries: from making to end, between two uses, from the last use to the end.
+    """Times entries: from insertion to eviction, between two uses, from last use to eviction.
 
-    An event happened at the latest when it was read. Memory: two numbers an entry. Not
-    thread-safe.
+    An event is timed when it is read. Memory: two numbers per entry. Not thread-safe.
     """
 
-    def __init__(self, pool: PrefixPool, clock: Callable[[], float]) -> None:
-        self.lives = Histogram(AGE_SECONDS)
-        self.gaps = Histogram(AGE_SECONDS)
-        self.idle = Histogram(AGE_SECONDS)
+    def __init__(
+        self, pool: PrefixPool, clock: Callable[[], float], registry: CollectorRegistry
+    ) -> None:
+        histogram = partial(
+            Histogram, namespace="ninfer_pool", registry=registry, buckets=AGE_SECONDS
+        )
+        self._lifetime = histogram(
+            "entry_lifetime_seconds", "From an entry's insertion to its eviction"
+        )
+        self._gap = histogram("entry_reuse_gap_seconds", "Between two uses of an entry")
+        self._idle = histogram("entry_idle_seconds", "From an entry's last use to its eviction")
         self._pool = pool
         self._clock = clock
         self._next = 0
-        self._made: dict[int, float] = {}
+        self._inserted: dict[int, float] = {}
         self._used: dict[int, float] = {}
 
     def follow(self) -> None:
-        """Read the events since the last time. O(events)."""
+        """Read the events since the last call. O(events)."""
         events = self._pool.events(self._next)
         if not events:
             return
@@ -72,29 +47,34 @@ class Lifetimes:
         for event in events:
             self._take(event, now)
         if missed:
-            self._forget_gone()
+            self._forget_evicted()
 
     def ages(self, entry: int) -> tuple[float, float]:
-        """Return seconds since an entry was made and since its last use; 0 for an unknown one."""
+        """Return seconds since an entry's insertion and last use; 0 for an unknown entry."""
         now = self._clock()
-        return now - self._made.get(entry, now), now - self._used.get(entry, now)
+        return now - self._inserted.get(entry, now), now - self._used.get(entry, now)
 
     def _take(self, event: Event, now: float) -> None:
         entry = event.entry
         if event.kind == "evicted":
-            if entry in self._made:
-                self.lives.add(now - self._made.pop(entry))
-                self.idle.add(now - self._used.pop(entry))
+            if entry in self._inserted:
+                self._lifetime.observe(_elapsed(self._inserted.pop(entry), now))
+                self._idle.observe(_elapsed(self._used.pop(entry), now))
         elif event.kind in ("stored", "touched"):
-            self._made.setdefault(entry, now)
+            self._inserted.setdefault(entry, now)
             before = self._used.get(entry, now)
-            if before < now:  # what one commit or one reading tells twice counts once
-                self.gaps.add(now - before)
+            if before < now:  # several events of one commit or one reading are one use
+                self._gap.observe(now - before)
             self._used[entry] = now
 
-    def _forget_gone(self) -> None:
-        """Events were overwritten unread: forget entries whose end was among them."""
+    def _forget_evicted(self) -> None:
+        """Forget entries whose eviction was among events that were overwritten unread."""
         with self._pool.lock:
-            alive = set(self._pool.retained.entries)
-        for entry in self._made.keys() - alive:
-            del self._made[entry], self._used[entry]
+            retained = set(self._pool.retained.entries)
+        for entry in self._inserted.keys() - retained:
+            del self._inserted[entry], self._used[entry]
+
+
+def _elapsed(begin: float, now: float) -> float:
+    """Return the seconds between two readings; 0 where the clock was set back."""
+    return max(0.0, now - begin)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 
 from ninfer_pool import PoolConfig
 from ninfer_pool.server.calls import Control
-from ninfer_pool.server.lifetimes import Histogram, Lifetimes
+from ninfer_pool.server.lifetimes import Lifetimes
 from ninfer_pool.server.metrics import TENANTS, Metrics, wants_prometheus
 from ninfer_pool.testing.driver import Driver
 from tests.server.made_reports import report, unheard
@@ -180,24 +180,45 @@ def test_first_token_and_queue_are_histograms() -> None:
     assert found["queue_seconds_count{}"] == 2
 
 
-def test_events_that_nobody_read_in_time_leave_nothing_behind() -> None:
+def timed(driver: Driver, now: list[float]) -> tuple[Lifetimes, Callable[[str], float]]:
+    """The pool's lifetimes by a clock that the test sets, and a reader of their histograms."""
+    registry = CollectorRegistry()
+    lifetimes = Lifetimes(driver.pool, lambda: now[0], registry)
+
+    def read_sample(name: str) -> float:
+        value = registry.get_sample_value(f"ninfer_pool_entry_{name}")
+        assert value is not None
+        return value
+
+    return lifetimes, read_sample
+
+
+def test_events_overwritten_unread_leave_nothing_behind() -> None:
     driver = shop(max_entries=1, events=4)
     now = [0.0]
-    times = Lifetimes(driver.pool, lambda: now[0])
+    lifetimes, read_sample = timed(driver, now)
     for start in range(0, 200, 20):
         driver.serve(range(start, start + 9))
         if start % 60 == 0:
             now[0] += 1
-            times.follow()
-    times.follow()
-    assert len(times._made) == len(times._used) == 1
-    assert times.lives.count < 9
+            lifetimes.follow()
+    lifetimes.follow()
+    assert len(lifetimes._inserted) == len(lifetimes._used) == 1
+    assert read_sample("lifetime_seconds_count") < 9
 
 
 def test_a_clock_that_goes_back_counts_as_no_time() -> None:
-    times = Histogram((1,))
-    times.add(-5)
-    assert (times.cumulative(), times.sum) == ([("1.0", 1.0), ("+Inf", 1.0)], 0.0)
+    driver = shop(max_entries=1)
+    now = [5.0]
+    lifetimes, read_sample = timed(driver, now)
+    driver.serve(range(9))
+    lifetimes.follow()
+    now[0] = 0.0
+    driver.serve(range(20, 29))
+    lifetimes.follow()
+    for name in ("lifetime", "idle"):
+        assert read_sample(f"{name}_seconds_count") == 1
+        assert read_sample(f"{name}_seconds_sum") == 0
 
 
 def test_json_has_totals_and_the_last_request() -> None:
