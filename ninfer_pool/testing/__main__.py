@@ -1,6 +1,6 @@
-"""``python -m ninfer_pool.testing simulate | mutants``: the long-running proofs.
+"""``python -m ninfer_pool.testing simulate``: seeded simulation with fault injection.
 
-Exit code 0: nothing was found; 1: a seed failed or a mutant survived; 2: a caller's mistake.
+Exit code 0: every seed passed; 1: a seed failed; 2: a caller's mistake.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ninfer_pool
-from ninfer_pool.errors import PoolError, UsageError
-from ninfer_pool.testing import mutants as mutation
+from ninfer_pool.errors import PoolError
 from ninfer_pool.testing import simulation
 
-DRAWN = 60
 LAST_STEPS = 12
 FOUND, MISTAKE, INTERRUPTED = 1, 2, 130
 
@@ -38,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def revision() -> str:
-    """Return the commit of the checkout that this package lies in, else the package's version."""
+    """Return the commit of the checkout that holds this package, else the package's version."""
     root = Path(ninfer_pool.__file__).resolve().parents[1]
     version = f"version {ninfer_pool.__version__}"
     if not (root / ".git").exists():
@@ -70,7 +68,7 @@ def run_simulate(args: argparse.Namespace) -> int:
                 spent = time.monotonic() - begun
                 print(f"seed {life.seed}: trace {life.digest}, {spent:.0f} s", flush=True)
     except simulation.SimulationFailed as failure:
-        _tell(failure)
+        _print_failure(failure)
         return FOUND
     steps, victims = sum(life.steps for life in lives), sum(life.victims for life in lives)
     ended = "" if len(lives) == len(seeds) else " when the time was up"
@@ -81,7 +79,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(failure: simulation.SimulationFailed) -> None:
+def _print_failure(failure: simulation.SimulationFailed) -> None:
     cause = failure.__cause__
     assert cause is not None
     traceback.print_exception(type(cause), cause, cause.__traceback__)
@@ -90,35 +88,6 @@ def _tell(failure: simulation.SimulationFailed) -> None:
     print(revision())
     steps = "" if failure.steps == simulation.STEPS else f" --steps {failure.steps}"
     print(f"replay: python -m ninfer_pool.testing simulate --seed {failure.seed}{steps}")
-
-
-# -- mutants ---------------------------------------------------------------------------------
-
-
-def run_mutants(args: argparse.Namespace) -> int:
-    """Try wrong edits; survivors fail the run."""
-    root, begun = mutation.checkout(), time.monotonic()
-    chosen = mutation.by_hand(root)
-    if args.all:
-        chosen += mutation.drawn(root, DRAWN)
-    if args.only is not None:
-        chosen = [mutant for mutant in chosen if args.only in mutant.name]
-        if not chosen:
-            raise UsageError(f"--only: no mutant's name contains {args.only!r}")
-    if args.list:
-        print(*(f"{mutant.name}: {' '.join(mutant.tests)}" for mutant in chosen), sep="\n")
-        return 0
-    verdicts = mutation.judge_all(chosen, root=root, jobs=args.jobs, told=_tell_verdict)
-    bad = [verdict for verdict in verdicts if verdict.outcome != "killed"]
-    for verdict in bad:
-        print(f"\n{verdict.outcome}: {verdict.name}\n{verdict.output}")
-    killed = len(verdicts) - len(bad)
-    print(f"{killed} of {len(verdicts)} killed in {time.monotonic() - begun:.0f} s; {revision()}")
-    return FOUND if bad else 0
-
-
-def _tell_verdict(verdict: mutation.Verdict) -> None:
-    print(f"{verdict.outcome:8} {verdict.seconds:5.1f} s  {verdict.name}", flush=True)
 
 
 # -- arguments -------------------------------------------------------------------------------
@@ -146,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ninfer_pool.testing", description=__doc__, allow_abbrev=False
     )
-    commands = parser.add_subparsers(required=True, metavar="simulate | mutants")
+    commands = parser.add_subparsers(required=True, metavar="simulate")
     live = commands.add_parser("simulate", help="seeded simulation with fault injection")
     live.add_argument("--seeds", type=_least(1), default=200, help="how many (default 200)")
     live.add_argument("--first", type=_least(0), default=0, help="the first of them (default 0)")
@@ -154,12 +123,6 @@ def _parser() -> argparse.ArgumentParser:
     live.add_argument("--seed", type=_least(0), help="replay this one alone")
     live.add_argument("--steps", type=_least(1), default=simulation.STEPS, help="for each seed")
     live.set_defaults(run=run_simulate)
-    edit = commands.add_parser("mutants", help="wrong edits of the core that a test must see")
-    edit.add_argument("--all", action="store_true", help=f"also {DRAWN} that nobody chose")
-    edit.add_argument("--only", metavar="NAME", help="those whose name contains this")
-    edit.add_argument("--jobs", type=_least(1), default=1, help="how many at once (default 1)")
-    edit.add_argument("--list", action="store_true", help="only say what there is")
-    edit.set_defaults(run=run_mutants)
     return parser
 
 

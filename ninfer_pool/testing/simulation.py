@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.policy import Policy
 from ninfer_pool.testing.faults import OperationFailed
 from ninfer_pool.testing.world import Job, World
 
@@ -268,8 +269,10 @@ def act(world: World, name: str) -> str:
     return STEPS_OF_A_REQUEST[name](world, world.pick(*world.jobs))
 
 
-def simulate(seed: int, *, steps: int = STEPS) -> Life:
+def simulate(seed: int, *, steps: int = STEPS, policy: Callable[[], Policy] | None = None) -> Life:
     """Live through a seed; the same seed does the same thing again.
+
+    ``policy``: a factory that replaces the seed's own policy.
 
     Raises:
         SimulationFailed: with what was seen as its cause.
@@ -280,7 +283,7 @@ def simulate(seed: int, *, steps: int = STEPS) -> Life:
     for room in ROOMS:
         log: list[str] = []
         try:
-            world = World(seed, room=room)
+            world = World.drawn(seed, room=room, policy=policy)
             weights = draw_weights(world.random)
             for _ in range(steps):
                 (name,) = world.random.choices(list(weights), list(weights.values()))

@@ -7,7 +7,7 @@ step everything is recounted and compared: see `World.audit`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from ninfer_pool.core import ways
 from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.core.lease import Lease
 from ninfer_pool.core.namespace import Namespace
-from ninfer_pool.core.policy import POLICIES
+from ninfer_pool.core.policy import POLICIES, Policy
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt, payload_fields
 from ninfer_pool.core.results import Pending
@@ -99,18 +99,12 @@ def draw_config(source: random.Random) -> PoolConfig:
 
 
 class World:
-    """See the module. ``room``: the share of the drawn pool that there is, 0 to 1."""
+    """A pool with a clock of its own, an engine, and conversations drawn from ``source``."""
 
-    def __init__(self, seed: int, *, room: float = 1.0) -> None:
-        self.random = random.Random(seed)
-        config = draw_config(self.random)
-        least = 1 + config.image_pages
-        pages = max(least, int(room * config.num_pages))
-        kept = max(least, int(pages * self.random.choice((1, 1, 0.5))))
+    def __init__(self, config: PoolConfig, source: random.Random) -> None:
+        self.random = source
         self.now = 0.0
-        self.config = config.replace(
-            num_pages=pages, retained_bytes=16 * kept, clock=lambda: self.now
-        )
+        self.config = config.replace(clock=lambda: self.now)
         self.pool = PrefixPool(self.config)
         self.watch = Watch(self.pool)
         self.engine = FaultyEngine(self.config)
@@ -118,6 +112,22 @@ class World:
         self.waiting: list[tuple[Talk, Prompt]] = []
         self.stems = [[self.random.randrange(3, 6) for _ in range(20)] for _ in range(2)]
         self.talks: list[Talk] = []
+
+    @classmethod
+    def drawn(
+        cls, seed: int, *, room: float = 1.0, policy: Callable[[], Policy] | None = None
+    ) -> World:
+        """Return a seed's world with a share of the drawn pool's pages, ``room``, 0 to 1.
+
+        ``policy``: a factory that replaces the drawn policy.
+        """
+        source = random.Random(seed)
+        config = draw_config(source)
+        least = 1 + config.image_pages
+        pages = max(least, int(room * config.num_pages))
+        retained = max(least, int(pages * source.choice((1, 1, 0.5))))
+        config = config.replace(num_pages=pages, retained_bytes=config.page_bytes * retained)
+        return cls(config if policy is None else config.replace(policy=policy), source)
 
     # -- prompts ---------------------------------------------------------------------------
 
@@ -215,7 +225,7 @@ class World:
         lease.advance(tokens)
         self.engine.prefill(tokens, lease.pages, begin, lease.lane)
 
-    def decode(self, lease: Lease, tokens: list[int]) -> str:
+    def decode(self, lease: Lease, tokens: Sequence[int]) -> str:
         """Generate tokens, as far as there is room."""
         made = 0
         while lease.frontier >= len(lease.prompt) and made < len(tokens):
@@ -268,7 +278,9 @@ class World:
 
     def picture(self) -> Any:
         """Return what the future depends on."""
-        return picture(self.pool, order=self.config.policy not in LEARNS_FROM_ORDER)
+        policy = self.config.policy
+        ordered = isinstance(policy, str) and policy not in LEARNS_FROM_ORDER
+        return picture(self.pool, order=ordered)
 
     def audit(self) -> None:
         """Recount everything; compare every checkpoint and every running request's pages with

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from ninfer_pool import Lease, PoolConfig
-from ninfer_pool.testing.driver import Driver
+from tests.machinery.driver import Driver
 
 PAGE = 16
 IMAGE = 2

@@ -8,7 +8,7 @@ import pytest
 
 from ninfer_pool import ConfigError, Lease, PoolConfig, PromptError
 from ninfer_pool.core.policy import POLICIES
-from ninfer_pool.testing.driver import Driver
+from tests.machinery.driver import Driver
 
 PROMPT = list(range(20))
 FIRST = [70, 71, 72, 73, 74, 75, 76, 77]

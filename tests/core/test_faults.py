@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ninfer_pool import Lease, Namespace, PoolConfig, PrefixPool
-from ninfer_pool.testing.driver import Driver
 from ninfer_pool.testing.symbolic import EngineFault
+from tests.machinery.driver import Driver
 
 AXES = np.tile(np.arange(20, dtype=np.int32), (3, 1))
 TYPES = np.zeros(20, dtype=np.int32)

@@ -8,7 +8,7 @@ import pytest
 
 from ninfer_pool import Lease, Namespace, PoolConfig, Prompt
 from ninfer_pool.core.planner import canonical_cuts, plan_captures
-from ninfer_pool.testing.driver import SPACE, Driver
+from tests.machinery.driver import SPACE, Driver
 
 
 def driver(**changes: Any) -> Driver:

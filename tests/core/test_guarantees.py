@@ -8,9 +8,9 @@ import pytest
 
 from ninfer_pool import PoolConfig
 from ninfer_pool.core.policy import POLICIES
-from ninfer_pool.testing.driver import Driver
 from ninfer_pool.testing.symbolic import EngineFault
 from ninfer_pool.testing.watch import picture
+from tests.machinery.driver import Driver
 
 PAGE = 16
 IMAGE = 2

@@ -8,7 +8,7 @@ import pytest
 
 from ninfer_pool import Lease, PoolConfig
 from ninfer_pool.core import radix as index
-from ninfer_pool.testing.driver import Driver
+from tests.machinery.driver import Driver
 
 
 def driver(**changes: Any) -> Driver:

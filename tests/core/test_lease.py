@@ -11,7 +11,7 @@ import pytest
 from ninfer_pool import ConfigError, Lease, LeaseError, Pending, PoolConfig, PrefixPool, PromptError
 from ninfer_pool.core.events import Journal
 from ninfer_pool.core.ledger import PageLedger
-from ninfer_pool.testing.driver import Driver
+from tests.machinery.driver import Driver
 
 
 def driver(**changes: Any) -> Driver:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-from ninfer_pool.testing.machine import PoolMachine, pool_machine
+from tests.machinery.machine import PoolMachine, pool_machine
 
 TestTight = PoolMachine.TestCase
 TestTight.settings = settings(max_examples=150, stateful_step_count=40, report_multiple_bugs=False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ninfer_pool import ConfigError, Namespace, NamespaceError, PoolConfig, Prompt, PromptError
 from ninfer_pool.core.policy import Policy
-from ninfer_pool.testing import strategies
+from tests.machinery import strategies
 
 SPACE = Namespace(weights="w", kv_dtype="k")
 AXES = np.tile(np.arange(6, dtype=np.int32), (3, 1))

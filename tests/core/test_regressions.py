@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ninfer_pool import Lease, Namespace, Pending, PoolConfig
-from ninfer_pool.testing.driver import Driver
+from tests.machinery.driver import Driver
 
 PAGE = 16
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ninfer_pool import Lease, Namespace, PoolConfig, Prompt
 from ninfer_pool.core.lookup import deepest_resume
 from ninfer_pool.core.planner import canonical_cuts, plan_captures
-from ninfer_pool.testing import strategies
-from ninfer_pool.testing.driver import SPACE, Driver
 from ninfer_pool.testing.oracle import OraclePool, Record, cells_of, common
+from tests.machinery import strategies
+from tests.machinery.driver import SPACE, Driver
 
 
 def driver(**changes: Any) -> Driver:

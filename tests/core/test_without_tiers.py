@@ -11,7 +11,7 @@ from ninfer_pool import PoolConfig
 from ninfer_pool.core.hooks import NoTiers
 from ninfer_pool.core.lookup import Rules
 from ninfer_pool.errors import ConfigError
-from ninfer_pool.testing.driver import Driver
+from tests.machinery.driver import Driver
 
 
 def test_files_need_a_way_to_the_pages(tmp_path: Path) -> None:

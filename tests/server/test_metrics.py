@@ -16,7 +16,7 @@ from ninfer_pool import PoolConfig
 from ninfer_pool.server.calls import Control
 from ninfer_pool.server.lifetimes import Lifetimes
 from ninfer_pool.server.metrics import TENANTS, Metrics, wants_prometheus
-from ninfer_pool.testing.driver import Driver
+from tests.machinery.driver import Driver
 from tests.server.made_reports import report, unheard
 
 PLAIN, OPEN = "text/plain;version=0.0.4", "application/openmetrics-text;version=1.0.0"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ninfer_pool.testing import conformance
-from ninfer_pool.testing.broken import BROKEN, Broken
 from ninfer_pool.testing.conformance import Conformance, failures
 from ninfer_pool.testing.host import ConformanceError
 from ninfer_pool.testing.toy import ToyEngine
+from tests.machinery.broken import BROKEN, Broken
 
 
 def name(broken: Broken) -> str:

@@ -12,11 +12,11 @@ from ninfer_pool import ConfigError
 from ninfer_pool.core.ledger import Pages
 from ninfer_pool.testing import conformance
 from ninfer_pool.testing.adapter import Logits, Tokens, refuse
-from ninfer_pool.testing.broken import HiddenTailForgotten, SharedPageWritten, TruncateThatLies
 from ninfer_pool.testing.conformance import failures, pages_needed
 from ninfer_pool.testing.failing import asked_for
 from ninfer_pool.testing.host import compare
 from ninfer_pool.testing.toy import Array, ToyEngine
+from tests.machinery.broken import HiddenTailForgotten, SharedPageWritten, TruncateThatLies
 
 
 def plain(*, num_pages: int = 64, lanes: int = 2) -> ToyEngine:

@@ -42,7 +42,7 @@ def test_a_seed_replays_exactly() -> None:
 
 
 def test_each_seed_has_weights_of_its_own() -> None:
-    weights = [simulation.draw_weights(World(seed).random) for seed in range(20)]
+    weights = [simulation.draw_weights(World.drawn(seed).random) for seed in range(20)]
     for name in weights[0]:
         assert len({each[name] for each in weights}) > 1, name
     assert all(each["commit"] and each["ask"] for each in weights)

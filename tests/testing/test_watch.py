@@ -16,10 +16,10 @@ from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.core.lease import Lease
 from ninfer_pool.core.policy import POLICIES
 from ninfer_pool.core.policy.classical import Lru
-from ninfer_pool.testing import strategies
-from ninfer_pool.testing.driver import Driver
-from ninfer_pool.testing.machine import PoolMachine, pool_machine
 from ninfer_pool.testing.watch import IllegalVictim, Watch, picture
+from tests.machinery import strategies
+from tests.machinery.driver import Driver
+from tests.machinery.machine import PoolMachine, pool_machine
 
 CONFIG = PoolConfig(num_pages=24, page_bytes=16, image_bytes=32, page_tokens=4, grid=64, lanes=2)
 SHORT = settings(max_examples=20, stateful_step_count=10, derandomize=True, database=None)

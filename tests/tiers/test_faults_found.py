@@ -13,7 +13,7 @@ import pytest
 
 from ninfer_pool.errors import StoreError
 from ninfer_pool.testing import symbolic
-from ninfer_pool.testing.driver import SPACE
+from tests.machinery.driver import SPACE
 from tests.tiers.entries import Talk, opened, tree_bytes
 from tests.tiers.failing_files import UnsyncedFiles
 from tests.tiers.shops import GatedFiles, check, serve, shop, step_until_stopped

@@ -17,10 +17,10 @@ import pytest
 from ninfer_pool import Prompt
 from ninfer_pool.core.lease import Lease
 from ninfer_pool.errors import StoreError
-from ninfer_pool.testing.driver import SPACE, Served
 from ninfer_pool.tiers import device
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.memory import HostMemory
+from tests.machinery.driver import SPACE, Served
 from tests.tiers.entries import tree_bytes
 from tests.tiers.failing_files import UnsyncedFiles
 from tests.tiers.world import TieredDriver, audit_tiers, config

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ninfer_pool.testing.driver import SPACE
 from ninfer_pool.tiers.memory import HostMemory
+from tests.machinery.driver import SPACE
 from tests.tiers.entries import tree_bytes
 from tests.tiers.failing_files import CALLS, FailingFiles, UnsyncedFiles, failing
 from tests.tiers.shops import (

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from ninfer_pool.errors import ConfigError, StoreError
-from ninfer_pool.testing.driver import SPACE
 from ninfer_pool.tiers import ArrayPayload, open_tiers
 from ninfer_pool.tiers.memory import HostMemory
 from ninfer_pool.tiers.parts import Image
 from ninfer_pool.tiers.shelf import Shelf
+from tests.machinery.driver import SPACE
 from tests.tiers.entries import tree_bytes
 from tests.tiers.failing_files import UnsyncedFiles
 from tests.tiers.shops import GatedFiles

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ninfer_pool import PoolConfig, PrefixPool
-from ninfer_pool.testing.driver import SPACE, Driver
 from ninfer_pool.tiers import ArrayPayload, Rates, Tiers, open_tiers
 from ninfer_pool.tiers.memory import HostMemory
 from ninfer_pool.tiers.parts import Image, Run
+from tests.machinery.driver import SPACE, Driver
 from tests.tiers.entries import tree_bytes
 from tests.tiers.failing_files import UnsyncedFiles
 from tests.tiers.shops import (

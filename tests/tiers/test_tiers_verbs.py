@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ninfer_pool.errors import StoreError
-from ninfer_pool.testing.driver import SPACE
 from ninfer_pool.tiers import Rates
 from ninfer_pool.tiers.memory import HostMemory
+from tests.machinery.driver import SPACE
 from tests.tiers.entries import tree_bytes
 from tests.tiers.shops import (
     ANSWER,

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ninfer_pool import Namespace, PoolConfig
-from ninfer_pool.testing.driver import SPACE, Driver
 from ninfer_pool.testing.symbolic import SymbolicEngine
 from ninfer_pool.tiers import Regions, Row, Tiers, open_tiers
 from ninfer_pool.tiers.parts import Kept
 from ninfer_pool.tiers.payload import assemble
 from ninfer_pool.tiers.sources import ShelfSource
+from tests.machinery.driver import SPACE, Driver
 
 ID_BYTES = 8
 

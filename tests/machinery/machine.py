@@ -14,10 +14,10 @@ from ninfer_pool.core.policy import Policy
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.core.results import Pending
-from ninfer_pool.testing import strategies
 from ninfer_pool.testing.oracle import OraclePool
 from ninfer_pool.testing.symbolic import SymbolicEngine, audit
 from ninfer_pool.testing.watch import Watch
+from tests.machinery import strategies
 
 OPTIONS = st.fixed_dictionaries(
     {"reserve_tokens": st.integers(0, 9)},

@@ -1,4 +1,4 @@
-"""Wrong edits of the core made by hand, each with the test that sees it."""
+"""Wrong edits of the core, one per row, each with the test that detects it."""
 
 from __future__ import annotations
 

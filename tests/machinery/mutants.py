@@ -1,10 +1,11 @@
-"""Wrong edits of our own sources, each of which a test must see.
+"""Mutants: the core with one wrong edit each, which the test named in `edits` must detect.
 
-Every edit is tried in a temporary copy of a checkout: the test named beside it must fail there.
+Each edit is tried in a temporary copy of the checkout. `scripts/mutants` runs `main`.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -19,7 +20,13 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from ninfer_pool.errors import UsageError
+from tests.machinery import edits
 
+ROOT = Path(__file__).resolve().parents[2]
+DRAWN = (
+    "For mutants that nobody chose, install mutmut and run: mutmut run --paths-to-mutate "
+    "ninfer_pool/core --tests-dir tests/core"
+)
 LIMIT_SECONDS = 120
 """After this long a mutant that still runs is taken to loop for ever: killed."""
 NOT_COPIED = ("__pycache__", "sim", "bench", "runner", "server", "demo", "engine", "kernels")
@@ -29,12 +36,12 @@ FAILED, PASSED = 1, 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A module of the core with one wrong edit, and the tests that must see it."""
+    """A module of the core with one wrong edit, and the test that must detect it."""
 
     file: str
     source: str
     name: str
-    tests: tuple[str, ...]
+    test: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,55 +54,33 @@ class Verdict:
     output: str
 
 
-def checkout() -> Path:
-    """Return the root of the checkout that this package is imported from.
-
-    Raises:
-        UsageError: it was installed without its tests.
-    """
-    root = Path(__file__).resolve().parents[2]
-    if not (root / "tests" / "core").is_dir():
-        raise UsageError(f"mutants: {root} has no tests/core; needs a checkout of the repository")
-    return root
-
-
-def by_hand(root: Path) -> list[Mutant]:
-    """Return the wrong edits made by hand.
+def listed() -> list[Mutant]:
+    """Return a mutant per edit of the table.
 
     Raises:
         UsageError: one is stale: its right text does not occur just once.
     """
-    from ninfer_pool.testing.edits import EDITS
-
     found = []
-    for edit in EDITS:
-        source = (root / "ninfer_pool" / edit.file).read_text(encoding="utf-8")
+    for edit in edits.EDITS:
+        source = (ROOT / "ninfer_pool" / edit.file).read_text(encoding="utf-8")
         count = source.count(edit.right)
         if count != 1 or edit.right == edit.wrong:
             raise UsageError(f"edit {edit.name!r}: its text occurs {count} times in {edit.file}")
         changed = source.replace(edit.right, edit.wrong)
-        found.append(Mutant(file=edit.file, source=changed, name=edit.name, tests=(edit.test,)))
+        found.append(Mutant(file=edit.file, source=changed, name=edit.name, test=edit.test))
     return found
 
 
-def drawn(root: Path, count: int) -> list[Mutant]:
-    """Return ``count`` wrong edits that nobody chose, without those known to change nothing."""
-    from ninfer_pool.testing import mutations
-
-    every = mutations.drawn(root / "ninfer_pool", count)
-    return [mutant for mutant in every if mutant.name not in mutations.EQUIVALENT]
-
-
 class Copy:
-    """A copy of the core, the kit and their tests, to be edited and run."""
+    """A copy of the core, the kit and the core's tests, to be edited and run."""
 
-    def __init__(self, root: Path, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         skip = shutil.ignore_patterns(*NOT_COPIED)
-        for part in ("ninfer_pool", "tests/core"):
-            shutil.copytree(root / part, folder / part, ignore=skip)
-        shutil.copy(root / "tests" / "conftest.py", folder / "tests")
-        shutil.copy(root / "pyproject.toml", folder)
+        for part in ("ninfer_pool", "tests/core", "tests/machinery"):
+            shutil.copytree(ROOT / part, folder / part, ignore=skip)
+        shutil.copy(ROOT / "tests" / "conftest.py", folder / "tests")
+        shutil.copy(ROOT / "pyproject.toml", folder)
 
     def run(self, tests: Sequence[str]) -> tuple[int | None, str]:
         """Run tests; return how pytest ended, None where it never did, and its output."""
@@ -132,29 +117,25 @@ class Copy:
         """Try one mutant."""
         begun = time.monotonic()
         with self.edited(mutant):
-            code, output = self.run(mutant.tests)
+            code, output = self.run([mutant.test])
         outcome = {None: "killed", FAILED: "killed", PASSED: "survived"}.get(code, "error")
         seconds = time.monotonic() - begun
         return Verdict(name=mutant.name, outcome=outcome, seconds=seconds, output=output)
 
 
 def judge_all(
-    mutants: Sequence[Mutant],
-    *,
-    root: Path,
-    jobs: int = 1,
-    told: Callable[[Verdict], None] = lambda verdict: None,
+    mutants: Sequence[Mutant], *, jobs: int = 1, on_verdict: Callable[[Verdict], None]
 ) -> list[Verdict]:
-    """Try every mutant, ``jobs`` at a time; ``told`` hears of each as it ends.
+    """Try every mutant, ``jobs`` at a time; ``on_verdict`` is called with each verdict.
 
     Raises:
-        UsageError: the tests fail without any edit, so that they would tell nothing.
+        UsageError: the tests fail without any edit, so that they would prove nothing.
     """
-    tests = sorted({test for mutant in mutants for test in mutant.tests})
+    tests = sorted({mutant.test for mutant in mutants})
     with tempfile.TemporaryDirectory(prefix="ninfer-pool-mutants-") as folder:
         copies: SimpleQueue[Copy] = SimpleQueue()
         for number in range(jobs):
-            copies.put(Copy(root, Path(folder) / str(number)))
+            copies.put(Copy(Path(folder) / str(number)))
         first = copies.get()
         code, output = first.run(tests) if tests else (PASSED, "")
         copies.put(first)
@@ -167,8 +148,43 @@ def judge_all(
                 verdict = copy.judge(mutant)
             finally:
                 copies.put(copy)
-            told(verdict)
+            on_verdict(verdict)
             return verdict
 
         with ThreadPoolExecutor(jobs) as pool:
             return list(pool.map(judge, mutants))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line of `scripts/mutants`; return its exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        chosen = [mutant for mutant in listed() if args.only in mutant.name]
+        if not chosen:
+            raise UsageError(f"--only: no mutant's name contains {args.only!r}")
+        if args.list:
+            print(*(f"{mutant.name}: {mutant.test}" for mutant in chosen), sep="\n")
+            return 0
+        verdicts = judge_all(chosen, jobs=args.jobs, on_verdict=_print)
+    except UsageError as error:
+        print(f"mutants: error: {error}", file=sys.stderr)
+        return 2
+    bad = [verdict for verdict in verdicts if verdict.outcome != "killed"]
+    for verdict in bad:
+        print(f"\n{verdict.outcome}: {verdict.name}\n{verdict.output}")
+    print(f"{len(verdicts) - len(bad)} of {len(verdicts)} killed")
+    return int(bool(bad))
+
+
+def _print(verdict: Verdict) -> None:
+    print(f"{verdict.outcome:8} {verdict.seconds:5.1f} s  {verdict.name}", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/mutants", description=__doc__, allow_abbrev=False, epilog=DRAWN
+    )
+    parser.add_argument("--only", metavar="NAME", default="", help="those whose name contains NAME")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at once (default 1)")
+    parser.add_argument("--list", action="store_true", help="only print the table")
+    return parser
