@@ -19,7 +19,7 @@ NEEDS = "needs"
 class Fields(BaseModel):
     """Named fields of one JSON object: no others, and each of its very type."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 Model = TypeVar("Model", bound=Fields)

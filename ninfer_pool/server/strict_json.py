@@ -1,51 +1,38 @@
-"""JSON read strictly: what is doubtful, and what a prompt could not hold, is refused."""
+"""JSON of requests and of a model's calls of tools: read by pydantic, strictly.
+
+Rejected are numbers that are no JSON, text that is no valid Unicode, and more than about 200
+levels. Of a key that is written twice the last value counts.
+"""
 
 from __future__ import annotations
 
 import json
-import math
-import re
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
+
+from pydantic_core import from_json
 
 from ninfer_pool.server.errors import invalid
 
-MAX_DEPTH = 100
-"""Lists and objects within each other; a template and a tool's schema need far fewer."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
-
-def loads(text: str) -> Any:
+def loads(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: no JSON, or a key twice, a number that is not finite, text that is no valid
-            Unicode, or more than `MAX_DEPTH` levels.
+        ValueError: not JSON as strict as this module reads it.
     """
-    try:
-        value = _DECODER.decode(text)
-    except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
-    _check_depth(value)
-    # Only an escape can spell half a character.
-    if "\\u" in text:
-        _check_text(value)
-    return value
+    return from_json(text, allow_inf_nan=False)
 
 
 def read_object(body: bytes) -> dict[str, Any]:
     """Return the JSON object that is a request's body.
 
     Raises:
-        ApiError: 400; as `loads`, or a body that is empty, not UTF-8, or another value.
+        ApiError: 400; as `loads`, or a body that is empty or another value.
     """
     if not body.strip():
         raise invalid("body: empty; needs a JSON object")
     try:
-        value = loads(body.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise invalid(f"body: byte {error.start} is not UTF-8; needs a JSON object") from None
+        value = loads(body)
     except ValueError as error:
         raise invalid(f"body: {error}; needs a JSON object") from None
     if not isinstance(value, dict):
@@ -54,7 +41,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def read_text_object(text: str) -> dict[str, Any] | None:
-    """Return the object that a JSON text inside another holds, or None where it holds none."""
+    """Return the object that a JSON text inside another contains, or None."""
     try:
         value = loads(text)
     except ValueError:
@@ -63,7 +50,7 @@ def read_text_object(text: str) -> dict[str, Any] | None:
 
 
 def shown(value: object) -> str:
-    """Show a value in a message, however large it is."""
+    """Return a short text for a value of any size, for a message."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -73,65 +60,3 @@ def shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 1 << 64:
         return "an int of more than 64 bits"
     return json.dumps(value)
-
-
-_TOO_DEEP = f"more than {MAX_DEPTH} levels deep"
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"key {shown(twice)} is there twice")
-    return value
-
-
-def _constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"number {shown(text)} is too large")
-    return value
-
-
-def _int(text: str) -> int:
-    if len(text) > 1000:
-        raise ValueError(f"number {shown(text)} is too large")
-    return int(text)
-
-
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_constant=_constant, parse_float=_float, parse_int=_int
-)
-
-
-def _items(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list):
-        yield from value
-
-
-def _check_depth(value: Any) -> None:
-    """Go down level by level, since a value this deep could overflow whoever recurses into it."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [item for each in level for item in _items(each) if isinstance(item, dict | list)]
-        if not level:
-            return
-    raise ValueError(_TOO_DEEP)
-
-
-def _check_text(value: Any, path: str = "") -> None:
-    if isinstance(value, str) and _SURROGATE.search(value):
-        raise ValueError(f"{path or 'text'}: half of a surrogate pair, which is no character")
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _check_text(key, path=f"a key of {path}" if path else "a key")
-            _check_text(item, path=f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _check_text(item, path=f"{path}[{index}]")

@@ -33,7 +33,10 @@ class ToolCalls:
         if found is None:
             return None
         name, arguments = found
-        text = json.dumps(arguments, ensure_ascii=False)
+        try:
+            text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        except ValueError:  # a number too large for JSON
+            return None
         return ToolCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments=text)
 
     def _qwen(self, inner: str) -> tuple[str, dict[str, Any]] | None:
