@@ -1,35 +1,29 @@
-"""Measure the pool beside other engines' structures; write peers.json and the docs' section.
+"""Measure the pool next to other engines' structures, in the cases that these can hold.
 
-    python benchmarks/peers.py [--tiny | --large] [--out FOLDER]
+python benchmarks/peers.py [--tiny | --large] [--json FILE]
 
-`ninfer_pool.bench.peers` says how to install them; those that are absent are named in the table.
+`benchmarks/common/peer_trees.py` names the packages. Absent ones are listed below the table.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from ninfer_pool.bench.core import DEFAULT, LARGE, TINY, run
-from ninfer_pool.bench.report import write_section
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.core import core_parser, run
 
 
-def main() -> None:
-    """Run the cases that the peers can hold and write both files."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--tiny", dest="scale", action="store_const", const=TINY, default=DEFAULT)
-    size.add_argument("--large", dest="scale", action="store_const", const=LARGE)
-    parser.add_argument("--out", type=Path, default=Path("docs"), metavar="FOLDER")
-    args = parser.parse_args()
-    (args.out / "measurements").mkdir(parents=True, exist_ok=True)
-    # Beyond what peers hold there is nothing to set side by side.
-    scale = dataclasses.replace(args.scale, world_bytes=4 * args.scale.peer_tokens, long_tokens=())
-    report = run(scale)
-    print(report.text())
-    report.write_json(args.out / "measurements" / "peers.json")
-    write_section(args.out / "performance.md", "peers", report.side_by_side())
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure at the chosen scale, print the tables, write the JSON."""
+    parser = core_parser(__doc__)
+    args = parser.parse_args(argv)
+    most = 4 * args.scale.peer_tokens
+    with parser.checked(args):
+        run(dataclasses.replace(args.scale, world_bytes=most, long_tokens=())).publish(args.json)
 
 
 if __name__ == "__main__":

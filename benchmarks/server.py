@@ -1,8 +1,6 @@
-"""Measure what pool and server add to the runner's own time; renew the docs' section.
+"""Measure how much time pool and server add to the runner's own.
 
-It also writes server.json.
-
-python benchmarks/server.py [--repeats N] [--out FOLDER]
+python benchmarks/server.py [--repeats N] [--json FILE]
 
 Times to first token are a client's, over HTTP, of chat prompts of about 2,000 tokens. The floor of
 a row is the runner's own time for the same request: all but what it does on the pool's behalf.
@@ -10,7 +8,6 @@ a row is the runner's own time for the same request: all but what it does on the
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import platform
@@ -18,7 +15,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,8 +24,10 @@ from unittest import mock
 import torch
 import uvicorn
 
-from ninfer_pool.bench.ratios import Ratio, RatioReport, ratio
-from ninfer_pool.bench.report import write_section
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.common.command import BenchmarkParser
+from benchmarks.common.ratios import Ratio, RatioReport, ratio
 from ninfer_pool.core.lease import Lease
 from ninfer_pool.runner import TINY, Runner
 from ninfer_pool.server.command import SWITCH_SECONDS, configured, listen
@@ -203,23 +202,19 @@ def _rows(taken: dict[str, list[int]], own: dict[str, list[int]]) -> list[Ratio]
     return rows
 
 
-def main() -> None:
-    """Measure, print the table, write both files."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=Path("docs"), metavar="FOLDER")
-    args = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print the table, write the JSON."""
+    parser = BenchmarkParser(__doc__)
+    parser.add_argument("--repeats", type=int, default=15, metavar="N")
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)
     sys.setswitchinterval(SWITCH_SECONDS)
-    report = RatioReport(
-        device=f"cpu, {platform.machine()}, 1 thread",
-        model="tiny, as shipped, fp32",
-        results=measure(args.repeats),
-    )
-    print(report.text())
-    (args.out / "measurements").mkdir(parents=True, exist_ok=True)
-    report.write_json(args.out / "measurements" / "server.json")
-    write_section(args.out / "performance.md", "server", report.markdown())
+    with parser.checked(args):
+        RatioReport(
+            device=f"cpu, {platform.machine()}, 1 thread",
+            model="tiny, as shipped, fp32",
+            results=measure(args.repeats),
+        ).publish(args.json)
 
 
 if __name__ == "__main__":

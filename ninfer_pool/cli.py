@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +26,8 @@ from ninfer_pool.sim.command import simulate
 
 TRACE_SOURCES = ("mooncake", "kv-cache-tester", "openai-jsonl", "server-log")
 INTERRUPTED, PIPE_CLOSED = 130, 141
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ("core", "peers", "runner", "server", "tiers", "hit_rate_vs_k")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,11 +125,10 @@ def _parser(argv: Sequence[str]) -> _Parser:
         from ninfer_pool.tiers.disk.store_command import add_store
 
         add_store(store)
-    bench = commands.add_parser("bench", help="measure on this machine")
-    kinds = bench.add_subparsers(required=True, metavar="core|runner|tiers")
-    _add_bench(kinds.add_parser("core", help="lookup, commit, evict and explain, in microseconds"))
-    _add_bench_runner(kinds.add_parser("runner", help="restore, drafts and lanes of a model"))
-    _add_bench_tiers(kinds.add_parser("tiers", help="host memory and disk below the device"))
+    bench = commands.add_parser("bench", help="measure on this machine, from a checkout")
+    bench.add_argument("name", choices=BENCHMARKS, help="each has a --help of its own")
+    bench.add_argument("options", nargs=argparse.REMAINDER)
+    bench.set_defaults(run=_bench)
     return parser
 
 
@@ -145,25 +148,6 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
 def _add_info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.set_defaults(run=_info)
-
-
-def _add_bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--large", action="store_true", help="also the cases of a gigabyte")
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    parser.set_defaults(run=_bench)
-
-
-def _add_bench_runner(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
-    parser.add_argument("--tiny", action="store_true", help="few and small cases, in seconds")
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    parser.set_defaults(run=_bench_runner)
-
-
-def _add_bench_tiers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tiny", action="store_true", help="few and small cases, in seconds")
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    parser.set_defaults(run=_bench_tiers)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -230,29 +214,16 @@ def _info(args: argparse.Namespace) -> None:
         print(line)
 
 
-def _bench(args: argparse.Namespace) -> None:
-    options.check_outputs({"--json": args.json})
-    from ninfer_pool.bench.core import main as bench
-
-    bench(large=args.large, json_path=args.json)
-
-
-def _bench_runner(args: argparse.Namespace) -> None:
-    options.check_outputs({"--json": args.json})
-    with _needs_extra("runner"):
-        from ninfer_pool.bench.runner import main as bench
-        from ninfer_pool.bench.serving import DEFAULT, TINY
-        from ninfer_pool.runner.loading import check_device
-    check_device(args.device)
-    bench(scale=TINY if args.tiny else DEFAULT, device=args.device, json_path=args.json)
-
-
-def _bench_tiers(args: argparse.Namespace) -> None:
-    options.check_outputs({"--json": args.json})
-    with _needs_extra("runner"):
-        from ninfer_pool.bench.tiers import DEFAULT, TINY
-        from ninfer_pool.bench.tiers import main as bench
-    bench(scale=TINY if args.tiny else DEFAULT, json_path=args.json)
+def _bench(args: argparse.Namespace) -> int:
+    script = ROOT / "benchmarks" / f"{args.name}.py"
+    if not script.is_file():
+        command = f"python benchmarks/{args.name}.py"
+        raise UsageError(
+            f"bench: no benchmarks next to the package in '{ROOT}'; run {command} in a checkout"
+        )
+    if args.name in ("runner", "server", "tiers") and find_spec("torch") is None:
+        raise UsageError('needs torch; run pip install "ninfer-pool[runner]"')
+    return subprocess.call([sys.executable, str(script), *args.options])
 
 
 def _generate(args: argparse.Namespace) -> None:

@@ -62,7 +62,7 @@ def test_the_runner_says_what_to_install() -> None:
 
 
 def test_the_package_root_loads_no_upper_layer() -> None:
-    upper = ("ninfer_pool.sim", "ninfer_pool.bench", "ninfer_pool.testing", "ninfer_pool.cli")
+    upper = ("ninfer_pool.sim", "ninfer_pool.testing", "ninfer_pool.cli")
     run = imported("ninfer_pool")
     assert run.returncode == 0, run.stderr
     assert not [name for name in run.stdout.split() if name.startswith(upper)]

@@ -1,4 +1,4 @@
-"""Imports go down only: cli > sim, testing, bench > core; the core needs three packages alone."""
+"""Imports go down only: cli > sim, testing > core; the core needs three packages alone."""
 
 from __future__ import annotations
 
@@ -24,16 +24,14 @@ BELOW = {
     "tiers": {"tiers", "core"},
     "kernels": {"kernels", "core"},
     "runner": {"runner", "tiers", "kernels", "core"},
-    "bench": {"bench", "tiers", "runner", "kernels", "core"},
     "server": {"server", "tiers", "runner", "kernels", "sim", "core"},
     "demo": {"demo", "tiers", "runner", "kernels", "sim", "core"},
-    "cli": {"cli", "sim", "testing", "bench", "server", "demo", "runner", "tiers", "core"},
+    "cli": {"cli", "sim", "testing", "server", "demo", "runner", "tiers", "core"},
 }
 EVERYBODYS = {"root", "errors"}
 CORE_PACKAGES = {"numpy", "xxhash", "sortedcontainers"}
 TENSORS = {"torch", "triton", "transformers"}
 WITH_TENSORS = {"kernels", "runner", "demo", "integrations"}
-MEASURES_TENSORS = "ninfer_pool.bench.runner"
 
 
 def module_name(path: Path) -> str:
@@ -85,7 +83,7 @@ def faults(source: str, *, module: str, package: str) -> list[str]:
         elif layer == "core":
             bad = top not in CORE_PACKAGES and top not in sys.stdlib_module_names
         else:
-            allowed = layer in WITH_TENSORS or module == MEASURES_TENSORS
+            allowed = layer in WITH_TENSORS
             bad = top in TENSORS and not allowed
         if bad:
             found.append(f"{module} ({layer}) imports {name}")
@@ -116,7 +114,7 @@ def test_every_folder_is_a_known_layer() -> None:
         ("ninfer_pool.core.lease", "import ninfer_pool.sim.trace"),
         ("ninfer_pool.core.lease", "from ninfer_pool import sim"),
         ("ninfer_pool.core.lease", "from ninfer_pool.cli import main"),
-        ("ninfer_pool.core.lease", "from .. import bench"),
+        ("ninfer_pool.core.lease", "from .. import sim"),
         ("ninfer_pool.core.lease", "from ..testing import oracle"),
         ("ninfer_pool.core.lease", "def later():\n    from ninfer_pool.sim import replay"),
         ("ninfer_pool.core.policy.lru", "from ...sim.trace import read"),
@@ -124,13 +122,9 @@ def test_every_folder_is_a_known_layer() -> None:
         ("ninfer_pool.sim.replay", "from ninfer_pool import cli"),
         ("ninfer_pool.sim.replay", "from ..testing import oracle"),
         ("ninfer_pool.sim.replay", "import torch.nn"),
-        ("ninfer_pool.testing.oracle", "from ninfer_pool.bench import core"),
-        ("ninfer_pool.bench.core", "from ninfer_pool.sim import workloads"),
-        ("ninfer_pool.bench.core", "import torch"),
         ("ninfer_pool.cli", "import torch"),
         ("ninfer_pool.kernels.reference", "from ninfer_pool.runner.slab import Store"),
         ("ninfer_pool.runner.slab", "from ninfer_pool.server import app"),
-        ("ninfer_pool.runner.runner", "from ninfer_pool.bench import core"),
     ],
 )
 def test_an_import_upward_is_seen(module: str, source: str) -> None:
@@ -151,9 +145,8 @@ def test_an_import_upward_is_seen(module: str, source: str) -> None:
         ),
         ("ninfer_pool.core.policy.lru", "from ..entry import Entry"),
         ("ninfer_pool.sim.plot", "from ninfer_pool import PrefixPool\nimport matplotlib"),
-        ("ninfer_pool.cli", "from .sim import replay\nfrom ninfer_pool.bench import core"),
+        ("ninfer_pool.cli", "from .sim import replay\nfrom ninfer_pool.testing import conformance"),
         ("ninfer_pool.runner.runner", "import torch\nfrom ninfer_pool.runner.slab import Store"),
-        ("ninfer_pool.bench.runner", "import torch\nfrom ninfer_pool.runner import Runner"),
     ],
 )
 def test_an_import_downward_is_allowed(module: str, source: str) -> None:

@@ -29,7 +29,7 @@ DRAWN = (
 )
 LIMIT_SECONDS = 120
 """After this long a mutant that still runs is taken to loop for ever: killed."""
-NOT_COPIED = ("__pycache__", "sim", "bench", "runner", "server", "demo", "engine", "kernels")
+NOT_COPIED = ("__pycache__", "sim", "runner", "server", "demo", "engine", "kernels")
 FAILED, PASSED = 1, 0
 """How pytest ends where a test failed, and where none did."""
 

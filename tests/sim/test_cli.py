@@ -204,18 +204,36 @@ def test_convert_writes_what_the_converter_gives(
     assert len(out.read_text().splitlines()) == 2
 
 
-def test_bench_core_is_called_with_its_options(
+def test_bench_runs_a_benchmark_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def call(command: list[str]) -> int:
+        commands.append(command)
+        return 3
+
+    monkeypatch.setattr("subprocess.call", call)
+    assert cli.main(["bench", "core", "--tiny", "--json", "out.json"]) == 3
+    script = cli.ROOT / "benchmarks" / "core.py"
+    assert commands == [[sys.executable, str(script), "--tiny", "--json", "out.json"]]
+
+
+def test_every_benchmark_has_its_door() -> None:
+    files = {path.stem for path in (cli.ROOT / "benchmarks").glob("*.py")}
+    assert files == {*cli.BENCHMARKS, "compare", "__init__"}
+
+
+def test_bench_without_a_checkout_names_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[dict[str, Any]] = []
-    module = ModuleType("ninfer_pool.bench.core")
-    vars(module).update(main=lambda **options: asked.append(options))
-    monkeypatch.setitem(sys.modules, "ninfer_pool.bench.core", module)
-    out = tmp_path / "out.json"
-    assert cli.main(["bench", "core"]) == 0
-    assert cli.main(["bench", "core", "--large", "--json", str(out)]) == 0
-    assert asked == [{"large": False, "json_path": None}, {"large": True, "json_path": out}]
-    assert "does not exist" in refused(capsys, ["bench", "core", "--json", "/gone/out.json"])
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    assert "run python benchmarks/core.py in a checkout" in refused(capsys, ["bench", "core"])
+
+
+def test_bench_without_torch_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "needs torch; run pip install" in refused(capsys, ["bench", "runner", "--tiny"])
 
 
 @pytest.mark.parametrize("words", [[], ["trace"], ["bench"], ["nosuch"]])

@@ -13,19 +13,19 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from ninfer_pool import PoolConfig, PrefixPool, Prompt
-from ninfer_pool.bench.probes import Turn, then_new
-from ninfer_pool.bench.ratios import Ratio, Timed, interleaved, ratio
-from ninfer_pool.bench.worlds import (
+from benchmarks.common.conversations import (
     ANSWER_TOKENS,
     PAGE_TOKENS,
     SPACE,
     TURN_TOKENS,
-    Plan,
+    Conversations,
     Tokens,
     random_tokens,
     store,
 )
+from benchmarks.common.questions import TimedTurn, then_new
+from benchmarks.common.ratios import Ratio, Timed, interleaved, ratio
+from ninfer_pool import PoolConfig, PrefixPool, Prompt
 from ninfer_pool.core.eviction import Bill, drop_entry
 from ninfer_pool.tiers import ArrayPayload, Tiers, device, open_tiers
 from ninfer_pool.tiers.disk.files import Files
@@ -44,7 +44,7 @@ CASES = ("hit", "hit, copies below", "branch", "miss")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class OverheadScale:
     """How much is measured: requests of each case, at each size, with so many entries below."""
 
     tokens: tuple[int, ...]
@@ -53,7 +53,7 @@ class Beside:
 
 
 @contextmanager
-def tiered_pool(plan: Plan, *, pages: int) -> Iterator[tuple[PrefixPool, Tiers]]:
+def tiered_pool(plan: Conversations, *, pages: int) -> Iterator[tuple[PrefixPool, Tiers]]:
     """Yield a pool whose tiers hold a plan's conversations, in memory and on disk alike.
 
     Nothing of them is on the device.
@@ -119,7 +119,7 @@ class Unsynced(Files):
 class Requests:
     """Requests of one case, each of another conversation that the device holds."""
 
-    def __init__(self, pool: PrefixPool, own: Plan, *, case: str, first: int = 0) -> None:
+    def __init__(self, pool: PrefixPool, own: Conversations, *, case: str, first: int = 0) -> None:
         self._pool, self._own, self._case = pool, own, case
         self._next = first
 
@@ -130,7 +130,7 @@ class Requests:
         before = self._pool.explain(prompt)
         if (before.resumable, before.tier) != (right, "device" if right else None):
             raise AssertionError(f"{self._case}: resumes {before.resumable} from {before.tier}")
-        turn = Turn(self._pool, prompt, path)
+        turn = TimedTurn(self._pool, prompt, path)
         begin = time.perf_counter_ns()
         turn()
         return time.perf_counter_ns() - begin - turn.excluded
@@ -149,18 +149,18 @@ class Requests:
         return prompt, longer, right
 
 
-def overhead_rows(scale: Beside) -> list[Ratio]:
+def overhead_rows(scale: OverheadScale) -> list[Ratio]:
     """Acquire and commit with tiers beside without, where nothing is needed from a tier."""
     return [row for tokens in scale.tokens for row in _overhead(scale, tokens=tokens)]
 
 
-def _overhead(scale: Beside, *, tokens: int) -> Iterator[Ratio]:
-    below = Plan(shape="agent", tokens=tokens, entries=scale.entries)
+def _overhead(scale: OverheadScale, *, tokens: int) -> Iterator[Ratio]:
+    below = Conversations(shape="agent", tokens=tokens, entries=scale.entries)
     requests = scale.requests + 1
     pages = 3 * (scale.entries + requests) * (tokens // PAGE_TOKENS + 24)
     for case in CASES:
         with runs_of(RUN_PAGES), tiered_pool(below, pages=pages) as (pool, tiers):
-            own = Plan(shape="agent", tokens=tokens, entries=scale.entries + requests)
+            own = Conversations(shape="agent", tokens=tokens, entries=scale.entries + requests)
             plain = PrefixPool(pool.config)
             for index in range(scale.entries, own.entries):
                 for each in (pool, plain)[:: 1 if index % 2 else -1]:  # memory knows both alike
@@ -194,7 +194,7 @@ def _row(tokens: int, case: str, taken: dict[str, list[int]], *, entries: int) -
     )
 
 
-def step_row(tiers: Tiers, tokens: int, scale: Beside) -> Ratio:
+def step_row(tiers: Tiers, tokens: int, scale: OverheadScale) -> Ratio:
     """`Tiers.step` where nothing is due, beside an empty call."""
 
     def many(act: Timed, _: int) -> int:
@@ -218,7 +218,7 @@ def step_row(tiers: Tiers, tokens: int, scale: Beside) -> Ratio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class FolderSize:
     """A folder of so many entries of so many tokens, each in so many runs."""
 
     entries: int
@@ -226,7 +226,7 @@ class Start:
     runs: int
 
 
-def opening_row(start: Start, *, repeats: int) -> Ratio:
+def opening_row(start: FolderSize, *, repeats: int) -> Ratio:
     """Indexing a folder beside reading the same manifests and token ids plainly."""
     config = PoolConfig(num_pages=8, page_bytes=PAGE_BYTES, image_bytes=PAGE_BYTES)
     payload = ArrayPayload(np.zeros((8, PAGE_BYTES), dtype=np.uint8), layout="bench")

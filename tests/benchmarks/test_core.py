@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import runpy
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,25 +12,27 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from benchmarks import core, hit_rate_vs_k
+from benchmarks.common import conversations, peer_trees
+from benchmarks.common.conversations import Conversations
+from benchmarks.common.questions import check_probe, evictions, probe, turns
+from benchmarks.common.report import CoreReport, write_whole
+from benchmarks.common.timing import Case, Floor, Microseconds, Row, measure
 from ninfer_pool import Prompt
-from ninfer_pool.bench import core, peers, worlds
-from ninfer_pool.bench.probes import check_probe, evictions, probe, turns
-from ninfer_pool.bench.report import Report, write_whole
-from ninfer_pool.bench.timing import Case, Floor, Microseconds, Row, measure
-from ninfer_pool.bench.worlds import Plan
+from ninfer_pool.core.policy import POLICIES
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+ROOT = Path(__file__).parents[2]
 CASE = Case(op="lookup", probe="new", shape="agent", tokens=4, entries=1)
 FLOOR = Floor(np.arange(8, dtype=np.int32), stored=b"")
 FIELDS = ["op", "probe", "shape", "tokens", "entries", "us", "floor_us", "ratio"]
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> CoreReport:
     return core.run(core.TINY, with_peers=False)
 
 
-def test_every_operation_is_measured_at_every_size_and_shape(report: Report) -> None:
+def test_every_operation_is_measured_at_every_size_and_shape(report: CoreReport) -> None:
     asked = {
         ("lookup", "resume"), ("lookup", "branch"), ("lookup", "new"),
         ("first_lookup", "resume"), ("first_lookup", "branch"), ("first_lookup", "new"),
@@ -42,11 +44,11 @@ def test_every_operation_is_measured_at_every_size_and_shape(report: Report) -> 
     assert {"marks", "forks"} < {row.shape for row in report.results}
 
 
-def key(plan: Plan) -> tuple[str, int]:
+def key(plan: Conversations) -> tuple[str, int]:
     return plan.shape, plan.entries
 
 
-def test_json_is_the_contract(report: Report, tmp_path: Path) -> None:
+def test_json_is_the_contract(report: CoreReport, tmp_path: Path) -> None:
     report.write_json(tmp_path / "core.json")
     written = json.loads((tmp_path / "core.json").read_text(encoding="utf-8"))
     assert list(written) == ["version", "results", "peers", "bytes_per_token"]
@@ -56,14 +58,13 @@ def test_json_is_the_contract(report: Report, tmp_path: Path) -> None:
     assert written["bytes_per_token"] > 4  # an int32 is four bytes
 
 
-def test_table_begins_with_its_caveat(report: Report) -> None:
+def test_table_begins_with_its_caveat(report: CoreReport) -> None:
     assert report.text().startswith("One machine")
-    assert report.markdown().startswith("One machine")
 
 
 @pytest.mark.parametrize("shape", ["agent", "unrelated"])
 def test_gate_refuses_a_pool_that_lost_the_entry(shape: str) -> None:
-    world = worlds.filled(Plan(shape=shape, tokens=1024, entries=3))
+    world = conversations.filled(Conversations(shape=shape, tokens=1024, entries=3))
     resume = probe(world.plan, 1, name="resume")
     check_probe((world, 1), resume)
     world.pool.evict(world.keys[1])
@@ -72,39 +73,39 @@ def test_gate_refuses_a_pool_that_lost_the_entry(shape: str) -> None:
 
 
 def test_gate_refuses_a_turn_that_was_not_stored() -> None:
-    world = worlds.filled(Plan(shape="agent", tokens=1024, entries=2))
+    world = conversations.filled(Conversations(shape="agent", tokens=1024, entries=2))
     with pytest.raises(AssertionError, match="resumes at 1024 of 1524, not at 1524"):
         list(turns([(world, 0)]))  # the action is never called
 
 
 def test_gate_refuses_an_eviction_that_did_nothing() -> None:
-    world = worlds.filled(Plan(shape="agent", tokens=1024, entries=2))
+    world = conversations.filled(Conversations(shape="agent", tokens=1024, entries=2))
     with pytest.raises(AssertionError, match="still found"):
         list(evictions([(world, 0)]))
 
 
 def test_marks_are_all_there() -> None:
-    world = worlds.marked(tokens=4096, marks=1024)
-    prompt = Prompt(world.plan.path(0), namespace=worlds.SPACE)
+    world = conversations.marked(tokens=4096, marks=1024)
+    prompt = Prompt(world.plan.path(0), namespace=conversations.SPACE)
     assert len(world.keys) == 1
     assert len(world.pool.lookup(prompt)) == 1024
 
 
 def test_forks_part_where_they_say() -> None:
-    world = worlds.forked(tokens=4096, forks=16)
+    world = conversations.forked(tokens=4096, forks=16)
     assert len(set(world.keys)) == 17
     assert world.pool.stats().entries == 17
 
 
 def test_conversations_share_the_system_prompt_and_nothing_more() -> None:
-    plan = Plan(shape="agent", tokens=1024, entries=2)
+    plan = Conversations(shape="agent", tokens=1024, entries=2)
     first, second = plan.path(0), plan.path(1)
     assert np.array_equal(first[: plan.system], second[: plan.system])
     assert first[plan.system] != second[plan.system]
 
 
 def test_a_large_world_is_left_to_large() -> None:
-    biggest = Plan(shape="unrelated", tokens=200_000, entries=4_096)
+    biggest = Conversations(shape="unrelated", tokens=200_000, entries=4_096)
     assert biggest not in list(core.plans(core.DEFAULT))
     assert biggest in list(core.plans(core.LARGE))
 
@@ -125,7 +126,7 @@ def test_every_action_is_called_once() -> None:
 
 
 def test_a_slow_action_is_called_at_least_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ninfer_pool.bench.timing.SECONDS_A_ROW", 0.0)
+    monkeypatch.setattr("benchmarks.common.timing.SECONDS_A_ROW", 0.0)
     calls: list[int] = []
     measure(CASE, [(partial(calls.append, number), FLOOR) for number in range(7)])
     assert calls == [0]
@@ -137,17 +138,16 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_peers_stand_beside_the_pool(report: Report) -> None:
+def test_peers_stand_beside_the_pool(report: CoreReport) -> None:
     mine = report.results[0]
     theirs = Row(
         op=mine.op, probe=mine.probe, shape=mine.shape, tokens=mine.tokens, entries=mine.entries,
         us=Microseconds(median=123.0, p90=130.0), floor_us=1.0, ratio=123.0, peer="Other 1.0",
     )  # fmt: skip
-    both = Report(
+    both = CoreReport(
         results=report.results, peers=[theirs], missing=[("Third", "absent")], bytes_per_token=4.5
     )
-    assert "| 123 |" in both.side_by_side()
-    assert "Not measured: Third (absent)." in both.side_by_side()
+    assert "\nOther 1.0\n" in both.text()
     assert theirs.to_json()["peer"] == "Other 1.0"
     assert "not measured: Third (absent)" in both.text()
 
@@ -183,7 +183,7 @@ def shared(first: list[int], second: list[int]) -> int:
 
 @pytest.mark.parametrize("entries", [1, 4])
 def test_a_peer_is_asked_the_same_questions(entries: int) -> None:
-    plan = Plan(shape="agent", tokens=1024, entries=entries)
+    plan = Conversations(shape="agent", tokens=1024, entries=entries)
     rows = core.peer_rows(plan, Echo(), core.TINY)
     asked = [("first_lookup", name) for name in ("resume", "branch", "new")]
     assert [(row.op, row.probe) for row in rows] == [
@@ -195,21 +195,21 @@ def test_a_peer_is_asked_the_same_questions(entries: int) -> None:
 def test_a_peer_that_answers_wrongly_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Echo, "lookup", lambda self, prompt: 7)
     with pytest.raises(AssertionError, match="Echo 1: 7 of 1024 tokens"):
-        core.peer_rows(Plan(shape="agent", tokens=1024, entries=1), Echo(), core.TINY)
+        core.peer_rows(Conversations(shape="agent", tokens=1024, entries=1), Echo(), core.TINY)
 
 
 def test_an_absent_peer_is_a_reason_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlx_lm", None)
     monkeypatch.setitem(sys.modules, "sglang", None)
-    found, missing = peers.available_peers()
+    found, missing = peer_trees.available_peers()
     assert found == []
     assert [name for name, _ in missing] == ["mlx-lm", "SGLang"]
     assert all(reason for _, reason in missing)
 
 
 def test_a_peer_that_imports_is_answering_rightly() -> None:
-    for peer in peers.available_peers()[0]:
-        rows = core.peer_rows(Plan(shape="agent", tokens=1024, entries=2), peer, core.TINY)
+    for peer in peer_trees.available_peers()[0]:
+        rows = core.peer_rows(Conversations(shape="agent", tokens=1024, entries=2), peer, core.TINY)
         assert rows
 
 
@@ -229,7 +229,7 @@ def test_stand_ins_let_a_tree_import_and_are_gone_after(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "sglang", raising=False)
     before = set(sys.modules)
-    tree, params = peers._load_radix_tree()
+    tree, params = peer_trees._load_radix_tree()
     assert tree.DEVICE is params.DEVICE
     assert tree.Tree(1, two=2).answer is not None
     assert not {name for name in set(sys.modules) - before if "sglang" in name}
@@ -237,31 +237,27 @@ def test_stand_ins_let_a_tree_import_and_are_gone_after(
 
 
 @pytest.mark.parametrize("name", ["core", "peers"])
-def test_benchmarks_write_json_and_table(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = str(BENCHMARKS / f"{name}.py")
-    monkeypatch.setattr(sys, "argv", [script, "--tiny", "--out", str(tmp_path)])
-    runpy.run_path(script, run_name="__main__")
-    assert [path.name for path in (tmp_path / "measurements").iterdir()] == [f"{name}.json"]
-    assert f"<!-- {name} -->" in (tmp_path / "performance.md").read_text(encoding="utf-8")
+def test_a_benchmark_is_a_script_that_writes_json(name: str, tmp_path: Path) -> None:
+    script, out = ROOT / "benchmarks" / f"{name}.py", tmp_path / "out.json"
+    command = [sys.executable, str(script), "--tiny", "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.startswith("One machine")
+    assert json.loads(out.read_text(encoding="utf-8"))["version"] == 1
 
 
-def test_hit_rate_benchmark_writes_json_and_table(
+def test_hit_rates_are_simulated_with_every_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trace = tmp_path / "three.jsonl"
+    trace, out = tmp_path / "three.jsonl", tmp_path / "out.json"
     trace.write_text(TRACE, encoding="utf-8")
-    script, out = str(BENCHMARKS / "hit_rate_vs_k.py"), tmp_path / "out"
-    monkeypatch.setattr(
-        sys, "argv", [script, str(trace), "--tiny", "--out", str(out), "--", "--lanes", "2"]
-    )
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(script, run_name="__main__")
-    assert stopped.value.code == 0
-    table = (out / "hit_rate_vs_k.md").read_text(encoding="utf-8")
-    assert "| three | 2 | lru | 2 |" in table
-    assert "clairvoyant" in table
+    words = [str(trace), "--entries", "2", "--lanes", "2", "--json", str(out)]
+    assert hit_rate_vs_k.main(words) == 0
+    runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
+    assert {*POLICIES, "clairvoyant"} <= {run["policy"] for run in runs}
+    assert {run["lanes"] for run in runs} == {2}
+    assert hit_rate_vs_k.main(["--tiny", *words]) == 0
+    runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
+    assert "fifo" not in {run["policy"] for run in runs}
 
 
 def line(number: int, *, at: float, parent: int | None, shared: int, tokens: int) -> str:

@@ -18,9 +18,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from benchmarks.common.conversations import PAGE_TOKENS, SPACE, random_tokens
+from benchmarks.common.ratios import Ratio, Timed, interleaved, ratio
 from ninfer_pool import Lease, PoolConfig, PrefixPool, Prompt
-from ninfer_pool.bench.ratios import Ratio, Timed, interleaved, ratio
-from ninfer_pool.bench.worlds import PAGE_TOKENS, SPACE, random_tokens
 from ninfer_pool.core.eviction import Bill, drop_entry
 from ninfer_pool.tiers import ArrayPayload, Payload, Tiers, open_tiers
 from ninfer_pool.tiers.disk_medium import DiskMedium

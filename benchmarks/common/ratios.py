@@ -6,14 +6,12 @@ of it alike; what is reported is the ratio of two medians.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from ninfer_pool.bench.report import aligned, markdown_table, write_whole
-from ninfer_pool.bench.timing import Microseconds, no_collector, p90
+from benchmarks.common.report import BenchmarkReport, aligned, number
+from benchmarks.common.timing import Microseconds, no_collector, p90
 
 Timed = Callable[[int], int]
 """Does one repeat, given its number, and returns the nanoseconds of the part that counts."""
@@ -52,14 +50,14 @@ class Ratio:
     def cells(self) -> tuple[str, ...]:
         """The row of the tables."""
         figure = "" if self.at_most is None else f"≤ {self.at_most:g}"
-        numbers = (_number(self.us.median), _number(self.us.p90), _number(self.floor))
+        numbers = (number(self.us.median), number(self.us.p90), number(self.floor))
         ratio = f"{self.ratio:.4f}" if self.ratio < 0.1 else f"{self.ratio:.2f}"
         missed = "" if self.met else " (missed)"
         return (self.op, self.shape, self.beside, *numbers, ratio, figure + missed, self.note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RatioReport:
+class RatioReport(BenchmarkReport):
     """All rows of one run, where it ran, and what was left out: (what, why)."""
 
     device: str
@@ -67,34 +65,25 @@ class RatioReport:
     results: Sequence[Ratio]
     missing: Sequence[tuple[str, str]] = ()
 
-    def write_json(self, path: Path) -> None:
-        """Write the contract of ``--json``, version 1: the whole file or nothing."""
-        record = {
+    def to_json(self) -> dict[str, object]:
+        """Return the contract of ``--json``, version 1."""
+        return {
             "version": 1,
             "device": self.device,
             "model": self.model,
             "results": [asdict(row) for row in self.results],
         }
-        write_whole(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
     def text(self) -> str:
-        """The table as a person reads it in a terminal, what it does not say first."""
+        """Return the table and the list of rows that were not measured."""
         rows = aligned([HEAD, *(row.cells for row in self.results)])
-        return "\n".join([CAVEAT, self.place, "", *rows, *self._absent])
-
-    def markdown(self) -> str:
-        """The table of the docs."""
-        rows = markdown_table(HEAD, [row.cells for row in self.results])
-        return "\n".join([CAVEAT, "", self.place, "", *rows, "", *self._absent, ""])
+        absent = [f"Not measured: {name} ({why})." for name, why in self.missing]
+        return "\n".join([CAVEAT, self.place, "", *rows, *absent])
 
     @property
     def place(self) -> str:
-        """Where it ran, of what."""
+        """Device and model."""
         return f"Device: {self.device}. Model: {self.model}."
-
-    @property
-    def _absent(self) -> list[str]:
-        return [f"Not measured: {what} ({why})." for what, why in self.missing]
 
 
 def interleaved(actions: Mapping[str, Timed], *, repeats: int) -> dict[str, list[int]]:
@@ -134,7 +123,3 @@ def ratio(
         at_most=at_most,
         note=note,
     )
-
-
-def _number(value: float) -> str:
-    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"

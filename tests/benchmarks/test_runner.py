@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,19 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from ninfer_pool import cli
-from ninfer_pool.bench import ratios, serving
-from ninfer_pool.bench import runner as bench_runner
-from ninfer_pool.bench.ratios import Ratio, RatioReport, interleaved, ratio
-from ninfer_pool.bench.report import write_section
-from ninfer_pool.bench.serving import TINY, Bench
+from benchmarks import runner as bench_runner
+from benchmarks.common import ratios, serving
+from benchmarks.common.ratios import Ratio, RatioReport, interleaved, ratio
+from benchmarks.common.serving import TINY, Bench
 from ninfer_pool.errors import ModelError
 from ninfer_pool.runner import TINY as SHIPPED
 from ninfer_pool.runner import Model, Runner, Tokenizer
 from ninfer_pool.runner.slab import Store
 from tests.runner.models import random_folder
 
-ROOT = Path(__file__).parents[2]
 FIELDS = ["op", "shape", "us", "floor", "ratio", "beside", "at_most", "note"]
 
 
@@ -88,12 +84,12 @@ def test_tables_say_what_is_held_and_what_is_missed() -> None:
         device="cpu", model="m", results=[good, bad, told], missing=[("prefill", "no such package")]
     )
     assert [each.met for each in both.results] == [True, False, True]
-    for table in (both.text(), both.markdown()):
-        assert table.startswith("One machine")
-        assert "Device: cpu. Model: m." in table
-        assert table.count("≤ 2") == 2
-        assert table.count("(missed)") == 1
-        assert "Not measured: prefill (no such package)." in table
+    table = both.text()
+    assert table.startswith("One machine")
+    assert "Device: cpu. Model: m." in table
+    assert table.count("≤ 2") == 2
+    assert table.count("(missed)") == 1
+    assert "Not measured: prefill (no such package)." in table
 
 
 def test_what_is_compared_runs_in_turn_and_once_before() -> None:
@@ -220,8 +216,8 @@ def test_the_command_prints_the_table_and_writes_json(
 
     monkeypatch.setattr(bench_runner, "run", run)
     out = tmp_path / "out.json"
-    assert cli.main(["bench", "runner", "--tiny", "--json", str(out)]) == 0
-    assert cli.main(["bench", "runner"]) == 0
+    bench_runner.main(["--tiny", "--json", str(out)])
+    bench_runner.main([])
     assert asked == [serving.TINY, serving.DEFAULT]
     assert json.loads(out.read_text(encoding="utf-8"))["version"] == 1
     assert capsys.readouterr().out.startswith(ratios.CAVEAT)
@@ -239,46 +235,13 @@ def test_the_command_prints_the_table_and_writes_json(
 def test_a_mistake_is_one_line(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["bench", "runner", "--tiny", *words]) == 2
+    with pytest.raises(SystemExit) as stopped:
+        bench_runner.main(["--tiny", *words])
+    assert stopped.value.code == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert said in captured.err
     assert captured.err.count("\n") == 1
-
-
-def test_without_torch_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delitem(sys.modules, "ninfer_pool.bench.runner")
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert cli.main(["bench", "runner", "--tiny"]) == 2
-    said = capsys.readouterr().err
-    assert said.endswith('needs torch; run pip install "ninfer-pool[runner]"\n')
-
-
-def test_the_benchmark_writes_json_and_table(
-    report: RatioReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench_runner, "run", lambda scale, **_: report)
-    script = str(ROOT / "benchmarks" / "runner.py")
-    monkeypatch.setattr(sys, "argv", [script, "--tiny", "--out", str(tmp_path)])
-    page = tmp_path / "performance.md"
-    page.write_text("Before.\n<!-- runner -->\nold\n<!-- /runner -->\nAfter.\n", encoding="utf-8")
-    runpy.run_path(script, run_name="__main__")
-    assert (tmp_path / "measurements" / "runner.json").is_file()
-    text = page.read_text(encoding="utf-8")
-    assert "| restore | 96 tokens | cold prefill |" in text
-    assert text.startswith("Before.\n<!-- runner -->\n")
-    assert text.endswith("<!-- /runner -->\nAfter.\n")
-    assert "\nold\n" not in text
-
-
-def test_a_section_is_put_into_a_new_page_and_into_none_without_its_marks(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    write_section(page, "core", "table\n")
-    assert page.read_text(encoding="utf-8") == "<!-- core -->\n\ntable\n\n<!-- /core -->\n"
-    with pytest.raises(ValueError, match="no section peers"):
-        write_section(page, "peers", "table")
 
 
 def test_runners_of_the_benchmark_have_room_for_its_longest_entry(bench: Bench) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,16 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ninfer_pool import cli
-from ninfer_pool.bench import beside, moves
-from ninfer_pool.bench import tiers as bench_tiers
-from ninfer_pool.bench.beside import Requests, Start
-from ninfer_pool.bench.moves import Moves, Shape, moving
-from ninfer_pool.bench.ratios import Ratio, RatioReport
-from ninfer_pool.bench.tiers import DEFAULT, TINY
-from ninfer_pool.bench.worlds import Plan, random_tokens, store
+from benchmarks import tiers as bench_tiers
+from benchmarks.common import moves, overhead
+from benchmarks.common.conversations import Conversations, random_tokens, store
+from benchmarks.common.moves import Moves, Shape, moving
+from benchmarks.common.overhead import FolderSize, Requests
+from benchmarks.common.ratios import Ratio, RatioReport
+from benchmarks.tiers import DEFAULT, TINY
 
-ROOT = Path(__file__).parents[2]
 SMALL = Shape(name="small", tokens=130, entries=3, page_bytes=96, image_bytes=100)
 Rows = dict[tuple[str, str], list[Ratio]]
 
@@ -53,7 +49,7 @@ def test_every_figure_has_a_row_that_is_held_to_it(report: RatioReport) -> None:
 
 def test_what_tiers_add_is_told_of_each_case(report: RatioReport) -> None:
     shapes = [row.shape.split(", ", 1)[1] for row in rows(report, "acquire and commit")]
-    assert shapes == [f"{case}, 3 others in tiers" for case in beside.CASES]
+    assert shapes == [f"{case}, 3 others in tiers" for case in overhead.CASES]
     notes = [row.note for row in rows(report, "acquire and commit")]
     assert all("figure ≤ 50" in note for note in notes)
     assert len(rows(report, "step")) == 1
@@ -105,17 +101,17 @@ def test_files_of_an_entry_are_its_own(tmp_path: Path) -> None:
 
 
 def test_gate_refuses_a_hit_from_another_tier() -> None:
-    plan = Plan(shape="agent", tokens=1024, entries=2)
-    with beside.tiered_pool(plan, pages=400) as (pool, _), pytest.raises(AssertionError) as told:
+    plan = Conversations(shape="agent", tokens=1024, entries=2)
+    with overhead.tiered_pool(plan, pages=400) as (pool, _), pytest.raises(AssertionError) as told:
         Requests(pool, plan, case="hit")(0)
     assert "resumes 1024 from host" in str(told.value)
 
 
-@pytest.mark.parametrize("case", beside.CASES)
+@pytest.mark.parametrize("case", overhead.CASES)
 def test_requests_of_each_case_are_served_by_the_device(case: str) -> None:
-    below = Plan(shape="agent", tokens=1024, entries=2)
-    own = Plan(shape="agent", tokens=1024, entries=4)
-    with beside.tiered_pool(below, pages=600) as (pool, tiers):
+    below = Conversations(shape="agent", tokens=1024, entries=2)
+    own = Conversations(shape="agent", tokens=1024, entries=4)
+    with overhead.tiered_pool(below, pages=600) as (pool, tiers):
         for index in (2, 3):
             store(pool, own.path(index), system=own.system)
         asked = Requests(pool, own, case=case, first=2)
@@ -125,14 +121,14 @@ def test_requests_of_each_case_are_served_by_the_device(case: str) -> None:
 
 
 def test_folders_that_are_indexed_hold_what_they_say() -> None:
-    row = beside.opening_row(Start(entries=4, tokens=200, runs=3), repeats=1)
+    row = overhead.opening_row(FolderSize(entries=4, tokens=200, runs=3), repeats=1)
     assert row.shape == "4 entries of 200 tokens in 3 runs"
 
 
 def test_gate_refuses_a_folder_that_lost_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "random_tokens", lambda count, *_: random_tokens(count, 0))
+    monkeypatch.setattr(overhead, "random_tokens", lambda count, *_: random_tokens(count, 0))
     with pytest.raises(AssertionError, match="1 of 2 entries indexed"):
-        beside.opening_row(Start(entries=2, tokens=200, runs=1), repeats=1)
+        overhead.opening_row(FolderSize(entries=2, tokens=200, runs=1), repeats=1)
 
 
 # -- commands ---------------------------------------------------------------------------------
@@ -152,29 +148,19 @@ def test_the_command_prints_the_table_and_writes_json(
 
     monkeypatch.setattr(bench_tiers, "run", run)
     out = tmp_path / "out.json"
-    assert cli.main(["bench", "tiers", "--tiny", "--json", str(out)]) == 0
-    assert cli.main(["bench", "tiers"]) == 0
+    bench_tiers.main(["--tiny", "--json", str(out)])
+    bench_tiers.main([])
     assert asked == [TINY, DEFAULT]
     written = json.loads(out.read_text(encoding="utf-8"))
     assert written["version"] == 1
     assert len(written["results"]) == len(report.results)
-    assert "| restore from disk |" not in capsys.readouterr().out  # that is the docs' table
-
-
-def test_the_benchmark_writes_json_and_table(
-    report: RatioReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench_tiers, "run", lambda scale: report)
-    script = str(ROOT / "benchmarks" / "tiers.py")
-    monkeypatch.setattr(sys, "argv", [script, "--tiny", "--out", str(tmp_path)])
-    runpy.run_path(script, run_name="__main__")
-    assert (tmp_path / "measurements" / "tiers.json").is_file()
-    text = (tmp_path / "performance.md").read_text(encoding="utf-8")
-    assert "| restore from disk | shipped model, 128 tokens | cold prefill |" in text
+    assert "restore from disk" in capsys.readouterr().out
 
 
 def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "tiers", "--tiny", "--json", "nowhere/out.json"]) == 2
+    with pytest.raises(SystemExit) as stopped:
+        bench_tiers.main(["--tiny", "--json", "nowhere/out.json"])
+    assert stopped.value.code == 2
     said = capsys.readouterr().err
     assert "--json: folder 'nowhere' does not exist" in said
     assert said.count("\n") == 1

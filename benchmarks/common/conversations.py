@@ -33,7 +33,7 @@ SPACE = Namespace(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Conversations:
     """What a pool is filled with: conversations of `tokens` tokens, made again from their number.
 
     Of shape ``agent`` they share a system prompt; ``unrelated`` ones share nothing. ``marks`` are
@@ -68,10 +68,10 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class World:
+class FilledPool:
     """A filled pool, equal to no other; `keys[i]` names conversation i of the plan."""
 
-    plan: Plan
+    plan: Conversations
     pool: PrefixPool
     keys: Sequence[str]
 
@@ -81,27 +81,27 @@ def random_tokens(count: int, *seed: int) -> Tokens:
     return np.random.default_rng(seed).integers(0, VOCABULARY, count, dtype=np.int32)
 
 
-def filled(plan: Plan) -> World:
+def filled(plan: Conversations) -> FilledPool:
     """Each conversation served as one request, prompt and answer; O(all tokens)."""
     pages = plan.entries * (plan.tokens // PAGE_TOKENS + SPARE_PAGES)
     pool = _pool(pages, images=plan.entries * CHECKPOINTS)
     keys = [store(pool, plan.path(index), system=plan.system) for index in range(plan.entries)]
-    return World(plan=plan, pool=pool, keys=keys)
+    return FilledPool(plan=plan, pool=pool, keys=keys)
 
 
-def marked(*, tokens: int, marks: int) -> World:
+def marked(*, tokens: int, marks: int) -> FilledPool:
     """Conversations with a resume point every few tokens, `marks` of them in all."""
     entries = -(-marks // (tokens // 2))
-    plan = Plan(shape="marks", tokens=tokens, entries=entries)
+    plan = Conversations(shape="marks", tokens=tokens, entries=entries)
     pool = _pool(entries * (tokens // PAGE_TOKENS + SPARE_PAGES) + marks, images=0)
     stops = _spread(tokens, marks // entries)
     keys = [store_stops(pool, plan.path(index), stops=stops) for index in range(entries)]
-    return World(plan=plan, pool=pool, keys=keys)
+    return FilledPool(plan=plan, pool=pool, keys=keys)
 
 
-def forked(*, tokens: int, forks: int) -> World:
+def forked(*, tokens: int, forks: int) -> FilledPool:
     """One conversation, and `forks` others that part from it at different positions."""
-    plan = Plan(shape="forks", tokens=tokens, entries=forks + 1)
+    plan = Conversations(shape="forks", tokens=tokens, entries=forks + 1)
     pool = _pool(tokens // PAGE_TOKENS + SPARE_PAGES + 8 * forks, images=0)
     path, stops = plan.path(0), _spread(tokens, forks + 1)
     keys = [store_stops(pool, path, stops=stops)]
@@ -110,7 +110,7 @@ def forked(*, tokens: int, forks: int) -> World:
         own[0] = VOCABULARY + 1
         branch = np.concatenate([path[:stop], own])
         keys.append(store_stops(pool, branch, stops=[len(branch)]))
-    return World(plan=plan, pool=pool, keys=keys)
+    return FilledPool(plan=plan, pool=pool, keys=keys)
 
 
 def _spread(tokens: int, count: int) -> list[int]:

@@ -11,25 +11,25 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ninfer_pool import PrefixPool, Prompt
-from ninfer_pool.bench.timing import Action, Floor
-from ninfer_pool.bench.worlds import (
+from benchmarks.common.conversations import (
     ANSWER_TOKENS,
     SPACE,
     TURN_TOKENS,
     VOCABULARY,
-    Plan,
+    Conversations,
+    FilledPool,
     Tokens,
-    World,
     admitted,
     random_tokens,
     run,
 )
+from benchmarks.common.timing import Action, Floor
+from ninfer_pool import PrefixPool, Prompt
 
 STRANGE = VOCABULARY + 10_000_000
 
 
-Target: TypeAlias = tuple[World, int]
+Target: TypeAlias = tuple[FilledPool, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Probe:
 PROBES = ("resume", "branch", "new")
 
 
-def probe(plan: Plan, index: int, *, name: str) -> Probe:
+def probe(plan: Conversations, index: int, *, name: str) -> Probe:
     """Of a stored conversation what extends it, or parts from it halfway through what is its own.
 
     ``new`` is as long and unrelated.
@@ -126,11 +126,11 @@ def turns(targets: Iterable[Target]) -> Iterator[tuple[Action, Floor]]:
         )
         _check_depth(world, longer, len(path))
         floor = Floor(prompt.tokens, stored=path.tobytes())
-        yield Turn(world.pool, prompt, longer), floor
+        yield TimedTurn(world.pool, prompt, longer), floor
         _check_depth(world, longer, len(longer))
 
 
-class Turn:
+class TimedTurn:
     """One turn; what the engine does between `acquire` and `commit` is not the turn's cost."""
 
     def __init__(self, pool: PrefixPool, prompt: Prompt, path: Tokens) -> None:
@@ -155,18 +155,18 @@ def evictions(targets: Iterable[Target]) -> Iterator[tuple[Action, Floor]]:
             raise AssertionError(f"{world.plan.shape}: evicted conversation {index} is still found")
 
 
-def _boundaries(world: World, end: int) -> list[tuple[int, str]]:
+def _boundaries(world: FilledPool, end: int) -> list[tuple[int, str]]:
     """Every turn's boundaries are declared again in each later prompt."""
     system = [(world.plan.system, "system")] if world.plan.system else []
     return [*system, (world.plan.tokens - ANSWER_TOKENS, "turn"), (end, "turn")]
 
 
-def _depth(world: World, tokens: Tokens) -> int:
+def _depth(world: FilledPool, tokens: Tokens) -> int:
     found = world.pool.lookup(Prompt(tokens, namespace=SPACE))
     return found[-1].position if found else 0
 
 
-def _check_depth(world: World, tokens: Tokens, right: int) -> None:
+def _check_depth(world: FilledPool, tokens: Tokens, right: int) -> None:
     depth = _depth(world, tokens)
     if depth != right:
         raise AssertionError(

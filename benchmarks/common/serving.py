@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.ratios import Ratio, Timed, interleaved, ratio
 from ninfer_pool import Prompt
-from ninfer_pool.bench.ratios import Ratio, Timed, interleaved, ratio
 from ninfer_pool.kernels import PAGE_TOKENS
 from ninfer_pool.runner import Model, Runner, Running, Sampling, Tokenizer
 
@@ -27,7 +27,7 @@ RESTORED, FASTER = 0.02, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class RunnerScale:
     """How much is measured.
 
     Args:
@@ -54,8 +54,8 @@ class Scale:
     attended_rows: int = 8
 
 
-DEFAULT = Scale()
-TINY = Scale(
+DEFAULT = RunnerScale()
+TINY = RunnerScale(
     entry_tokens=96, turn_tokens=8, prefill_tokens=(48,), new_tokens=4, lanes=(1, 2), drafts=(1,),
     repeats=2, image_repeats=2, image_bytes=1 << 20, copied_bytes=1 << 16, attended_tokens=100,
     attended_rows=2,
@@ -69,7 +69,7 @@ class Bench:
     folder: Path
     model: Model
     tokenizer: Tokenizer
-    scale: Scale
+    scale: RunnerScale
     synchronise: Callable[[], None]
     """Waits for the device, so that what was asked of it is done."""
 

@@ -1,0 +1,1 @@
+"""Compare benchmarks/core of two checkouts."""
