@@ -12,7 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ninfer_pool import Lease, Namespace, PoolConfig, PrefixPool, Prompt
+from ninfer_pool import (
+    Lease,
+    Namespace,
+    PoolConfig,
+    PrefixPool,
+    Prompt,
+)
+from tests.core.shop import driver
 
 SPACE = Namespace(weights="sha256:1", kv_dtype="bf16")
 TOKEN, ENTRY, CHECKPOINT = 6, 2048, 256
@@ -93,3 +100,23 @@ def test_bookkeeping_stays_within_its_bytes(shape: str) -> None:
 if __name__ == "__main__":
     tracemalloc.start()
     print(*globals()[sys.argv[1]]())
+
+
+def test_a_namespace_of_which_nothing_is_left_is_forgotten() -> None:
+    shop = driver()
+    for number in range(5):
+        space = Namespace(weights="w", kv_dtype="k", salt=f"tenant {number}")
+        shop.pool.key(shop.prompt(range(20), namespace=space))
+        shop.serve(shop.prompt(range(20), namespace=space))
+        shop.pool.clear()
+    assert not shop.pool.retained.roots
+    assert not shop.pool.retained._digests
+
+
+PROMPT = list(range(20))
+
+
+def test_asking_for_a_key_leaves_nothing_behind() -> None:
+    shop = driver()
+    shop.pool.key(shop.prompt(PROMPT))
+    assert not shop.pool.retained._digests

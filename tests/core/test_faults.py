@@ -8,23 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ninfer_pool import Lease, Namespace, PoolConfig, PrefixPool
+from ninfer_pool import Namespace, PrefixPool
 from ninfer_pool.testing.symbolic import EngineFault
+from tests.core.shop import begun, driver
 from tests.machinery.driver import Driver
 
 AXES = np.tile(np.arange(20, dtype=np.int32), (3, 1))
 TYPES = np.zeros(20, dtype=np.int32)
-
-
-def driver(**changes: Any) -> Driver:
-    config = PoolConfig(num_pages=400, page_bytes=16, image_bytes=32, page_tokens=4, grid=64)
-    return Driver(config.replace(**changes))
-
-
-def begun(shop: Driver, tokens: Any, **options: Any) -> Lease:
-    lease = shop.begin(tokens, **options)
-    assert lease is not None
-    return lease
 
 
 def changed(array: Any, *, at: int) -> Any:

@@ -11,18 +11,13 @@ import pytest
 from ninfer_pool import ConfigError, Lease, LeaseError, Pending, PoolConfig, PrefixPool, PromptError
 from ninfer_pool.core.events import Journal
 from ninfer_pool.core.ledger import PageLedger
+from tests.core.shop import begun
 from tests.machinery.driver import Driver
 
 
 def driver(**changes: Any) -> Driver:
     config = PoolConfig(num_pages=400, page_bytes=16, image_bytes=32, page_tokens=4, grid=16)
     return Driver(config.replace(**changes))
-
-
-def begun(shop: Driver, tokens: Any, **options: Any) -> Lease:
-    lease = shop.begin(tokens, **options)
-    assert lease is not None
-    return lease
 
 
 def test_after_its_end_every_method_raises() -> None:
@@ -365,3 +360,18 @@ def test_many_threads_at_once() -> None:
     assert not failures
     shop.pool.check()
     assert shop.pool.stats().leases == 0
+
+
+PROMPT = list(range(20))
+
+
+def test_a_checkpoint_that_two_readers_failed_to_restore_is_quarantined_once() -> None:
+    shop = driver(lanes=2)
+    shop.serve(PROMPT)
+    readers = [begun(shop, PROMPT) for _ in range(2)]
+    assert shop.pool.running == 2
+    for reader in readers:
+        reader.quarantine()
+    assert shop.pool.stats().counters.quarantined == 1
+    assert shop.pool.running == 0
+    shop.audit()

@@ -7,10 +7,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ninfer_pool import POLICIES, Namespace, Policy, PoolConfig, PrefixPool, Prompt
+from ninfer_pool import (
+    POLICIES,
+    Lease,
+    Namespace,
+    Policy,
+    PoolConfig,
+    PrefixPool,
+    Prompt,
+)
 from ninfer_pool.core.entry import Entry
-from ninfer_pool.core.lease import Lease
 from tests.core.policy_references import REFERENCES
+from tests.core.shop import driver
+from tests.machinery.driver import Driver
 
 SPACE = Namespace(weights="sha256:1", kv_dtype="bf16")
 PAGE_BYTES, IMAGE_PAGES, PAGE_TOKENS = 1024, 3, 64
@@ -211,3 +220,34 @@ def test_a_policy_of_one_s_own_decides_who_goes() -> None:
     keys = [serve(pool, made_prompt(x, tokens)) for x, tokens in enumerate(lengths)]
     evicted = [event.key for event in pool.events() if event.kind == "evicted"]
     assert evicted == [keys[1], keys[0], keys[3]], "the newest stays even where it is the smallest"
+
+
+def test_a_use_that_ends_in_another_entry_is_told_to_the_policy() -> None:
+    """A plain request that parted inside an entry consumed it: the least recent one goes."""
+    shop = driver(image_bytes=0, policy="lru", max_entries=2)
+    used = shop.serve(range(1, 9)).key
+    idle = shop.serve(range(21, 29)).key
+    shop.serve([1, 2, 3, 4, 5, 90, 91])
+    assert shop.pool.find(str(used))
+    assert not shop.pool.find(str(idle))
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_entry_is_offered_once_under_pressure_too(policy: str) -> None:
+    shop = Driver(driver(max_entries=4, policy=policy).pool.config, audits=False)
+    for _ in range(6):
+        for number in range(6):
+            shop.serve(range(100 * number, 100 * number + 9))
+    retained = shop.pool.retained
+    offered = [entry.identity for entry in retained.ranking.order(retained.tick)]
+    assert sorted(offered) == sorted(retained.entries)
+
+
+PROMPT = list(range(20))
+
+
+def test_one_commit_uses_an_entry_once() -> None:
+    shop = driver()
+    shop.serve(PROMPT)
+    shop.serve([*PROMPT, 5])
+    assert [entry.hits for entry in shop.pool.entries()] == [1]

@@ -49,14 +49,14 @@ ROWS = (
         "core/lookup.py",
         "(exact or not rules.exact)",
         "True",
-        "test_index.py::test_checkpoints_of_one_position_and_other_cuts_stand_side_by_side",
+        "test_cuts.py::test_checkpoints_of_one_position_and_other_cuts_stand_side_by_side",
     ),
     (
         "the essential point is the end though it has no logits",
         "core/lookup.py",
         "len(prompt) - 1",
         "len(prompt)",
-        "test_corners.py::test_without_logits_of_the_end_one_token_is_left_to_compute",
+        "test_cuts.py::test_without_logits_of_the_end_one_token_is_left_to_compute",
     ),
     (
         "the next grid cut is one further",
@@ -77,7 +77,7 @@ ROWS = (
         "core/ghosts.py",
         "above < position <= limit",
         "above < position < limit",
-        "test_corners.py::test_a_ghost_that_is_forgotten_leaves_nothing_behind",
+        "test_ghosts.py::test_a_ghost_that_is_forgotten_leaves_nothing_behind",
     ),
     (
         "superseded points go only while guarded",
@@ -98,14 +98,14 @@ ROWS = (
         "core/eviction.py",
         "mark.position != prompt_end",
         "mark.position == prompt_end",
-        "test_corners.py::test_the_prompt_s_end_is_kept_before_the_answer_s",
+        "test_budget.py::test_the_prompt_s_end_is_kept_before_the_answer_s",
     ),
     (
         "one commit counts as several uses",
         "core/entry.py",
         "if self.used != tick:",
         "if True:",
-        "test_corners.py::test_one_commit_uses_an_entry_once",
+        "test_policies.py::test_one_commit_uses_an_entry_once",
     ),
     (
         "a key forgets how many tokens there are",
@@ -161,7 +161,7 @@ ROWS = (
         "core/prompt.py",
         "bare[0] if bare else sys.maxsize",
         "sys.maxsize",
-        "test_field_cases_later.py::test_field_26_media_without_a_digest_is_never_retained",
+        "test_field_correctness.py::test_field_26_media_without_a_digest_is_never_retained",
     ),
     (
         "longer attributes are no difference",
@@ -175,14 +175,14 @@ ROWS = (
         "core/lookup.py",
         "end = len(prompt) if config.end_logits else len(prompt) - 1",
         "end = len(prompt)",
-        "test_corners.py::test_without_logits_of_the_end_one_token_is_left_to_compute",
+        "test_cuts.py::test_without_logits_of_the_end_one_token_is_left_to_compute",
     ),
     (
         "what expired is offered",
         "core/lookup.py",
         "or mark.expires > rules.now",
         "or True",
-        "test_corners.py::test_what_expired_is_not_offered_though_it_is_still_there",
+        "test_expiry.py::test_what_expired_is_not_offered_though_it_is_still_there",
     ),
     (
         "a hit below the minimum is taken",
@@ -196,14 +196,14 @@ ROWS = (
         "core/lookup.py",
         "if not rules.read or not hops:",
         "if not hops:",
-        "test_regressions.py::test_the_longest_life_asked_for_counts",
+        "test_expiry.py::test_the_longest_life_asked_for_counts",
     ),
     (
         "a checkpoint off every cut is exact",
         "core/entry.py",
         " and (position % grid == 0 or theirs[-1:] == (position,))",
         "",
-        "test_corners.py::test_plain_attention_resumes_from_any_fork_that_has_not_expired",
+        "test_expiry.py::test_plain_attention_resumes_from_any_fork_that_has_not_expired",
     ),
     (
         "a checkpoint not made by the plan is exact",
@@ -238,7 +238,7 @@ ROWS = (
         "core/admission.py",
         "alone = not rest or retained.ledger.leased[last] == 1",
         "alone = True",
-        "test_regressions.py::test_a_claim_does_not_write_a_page_that_its_publisher_still_writes",
+        "test_claims.py::test_a_claim_does_not_write_a_page_that_its_publisher_still_writes",
     ),
     (
         "a hit that does not fit is no cold start",
@@ -252,7 +252,7 @@ ROWS = (
         "core/admission.py",
         "return home if home in free and wanted in (None, home) else None",
         "return free[0] if free else None",
-        "test_regressions.py::test_where_state_cannot_move_a_busy_home_lane_is_waited_for",
+        "test_lanes.py::test_where_state_cannot_move_a_busy_home_lane_is_waited_for",
     ),
     (
         "no room is taken for the answer",
@@ -315,7 +315,7 @@ ROWS = (
         "core/lifecycle.py",
         "position > lease.prompt.shareable or ",
         "",
-        "test_field_cases_later.py::test_field_26_media_without_a_digest_is_never_retained",
+        "test_field_correctness.py::test_field_26_media_without_a_digest_is_never_retained",
     ),
     (
         "the essential image is spent on another",
@@ -364,14 +364,14 @@ ROWS = (
         "core/ghosts.py",
         "if len(self._found) > self._capacity:",
         "if len(self._found) > self._capacity + 1:",
-        "test_corners.py::test_a_ghost_that_is_forgotten_leaves_nothing_behind",
+        "test_ghosts.py::test_a_ghost_that_is_forgotten_leaves_nothing_behind",
     ),
     (
         "LRU goes by creation",
         "core/policy/classical.py",
         "return (entry.tip.tick,)",
         "return (entry.created,)",
-        "test_found.py::test_a_use_that_ends_in_another_entry_is_told_to_the_policy",
+        "test_policies.py::test_a_use_that_ends_in_another_entry_is_told_to_the_policy",
     ),
 )
 EDITS = tuple(

@@ -1,10 +1,10 @@
-"""What people hit with other engines, as small cases; the numbers are those of the reports."""
+"""What people hit with other engines in conversations; the numbers are those of the reports."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.core.field_world import PAGE, Chat, begun, driver, talk
+from tests.core.field_world import PAGE, Chat, driver, talk
 
 
 def test_field_01_a_one_shot_between_two_turns() -> None:
@@ -154,15 +154,6 @@ def test_field_15_a_tail_that_changes_resumes_at_the_turn() -> None:
     assert (done.start, done.reuse) == (40, "restore_turn_checkpoint")
 
 
-def test_field_16_a_state_is_never_truncated() -> None:
-    """Tokens past the checkpoint are computed anew; the image is loaded as it was saved."""
-    shop = driver()
-    shop.serve(talk(0))
-    lease = begun(shop, talk(0)[:39])
-    assert lease.start == 0
-    assert shop.engine.position(lease.lane) == 0
-
-
 def test_field_17_the_second_request_resumes_at_the_system_boundary() -> None:
     shop = driver()
     system = talk(0, 24)
@@ -185,22 +176,6 @@ def test_field_18_no_minimum_but_the_callers(length: int) -> None:
     picky.serve(talk(0, length))
     done = picky.serve(talk(0, length))
     assert (done.start, done.reason) == (0, "below_minimum")
-
-
-def test_field_19_every_skipped_capture_is_counted() -> None:
-    shop = driver(pages=12)
-    shop.serve(talk(0), boundaries=[(8, "system"), (20, "turn"), (24, "history")])
-    counters = shop.pool.stats().counters
-    assert counters.captures_skipped > 0
-    assert counters.captures_skipped == counters.skipped_no_room + counters.skipped_media
-
-
-def test_field_20_a_failed_restore_costs_that_checkpoint_alone() -> None:
-    shop = driver()
-    shop.serve(talk(0), boundaries=[(8, "system"), (20, "turn")], answer=[1])
-    begun(shop, [*talk(0), 1, 2]).quarantine()
-    shop.audit()
-    assert [m.position for m in shop.pool.lookup(shop.prompt(talk(0)))] == [8, 20, 40]
 
 
 def test_field_21_a_volatile_line_keeps_what_is_before_it() -> None:
