@@ -278,3 +278,16 @@ def test_a_cancelled_prefill_is_resumed_from_the_checkpoints_it_crossed(
     assert warm.start >= crossed
     assert warm.start > 0
     assert_same_bits(warm, script_cold)
+
+
+def test_a_boundary_that_min_chunk_drops_changes_no_bit() -> None:
+    """A cold run cut there for its checkpoint; one that resumed past it did not."""
+    tokens = [(7 * i) % 198 + 1 for i in range(150)]
+    bounds = [(63, "system"), (65, "junction"), (110, "turn"), (150, "turn")]
+    runner = runner_of(KINDS["fp32"], min_chunk=7, grid=2048)
+    serve(runner, tokens[:110], [(63, "system"), (110, "turn")], steps=2)
+    warm = serve(runner, tokens, bounds, steps=4, exact=True)
+    assert warm.start == 110
+    assert_same_bits(
+        warm, serve(runner_of(KINDS["fp32"], min_chunk=7, grid=2048), tokens, bounds, steps=4)
+    )

@@ -229,3 +229,11 @@ def test_cancelled_after_any_round_the_pool_stays_sound() -> None:
         again = serve(runner, tokens, boundaries, steps=10, exact=True)
         assert (again.start > 0) == (rounds > 0)
         assert_same_bits(again, serve(runner_of("fp32", 3), tokens, boundaries, steps=10))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_int8_pages_take_a_draft_pass_of_no_rows(steps: int) -> None:
+    """Near a request's last token fewer drafts are wanted than the window has."""
+    runner = runner_of("int8", 3)
+    seen = serve(runner, list(range(1, 81)), [], steps=steps)
+    assert len(seen.generation.tokens) == steps

@@ -22,6 +22,7 @@ from tests.runner.world import Script, assert_same_bits, begin, make, serve
 
 MODEL = random_model(2, head_dim=64)
 TOKENS, BOUNDARIES = Script(1, 199).ask()
+EIGHTY = [(7 * i) % 198 + 1 for i in range(80)]
 
 
 def test_a_failed_restore_leaves_the_lane_reset_and_the_entry_quarantined(
@@ -256,3 +257,36 @@ def test_lanes_take_turns_and_two_requests_run_at_once() -> None:
     alone = serve(make(MODEL, lanes=2), TOKENS, BOUNDARIES, steps=20)
     assert results[0].tokens == alone.generation.tokens
     assert runner.running == []
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_rotary_positions_are_those_that_the_prompt_is_known_by(told: bool) -> None:  # noqa: FBT001
+    """Else a prompt resumes, as exact, what was computed with other positions."""
+    runner = make(MODEL)
+    axes = torch.arange(80).expand(3, -1).clone()
+    axes[1] += 3
+    declared = axes.numpy().astype(np.int32) if told else None
+    media = Media() if told else Media(positions=axes)
+    with pytest.raises(PromptError, match="positions: other than the prompt's own"):
+        runner.start(runner.prompt(EIGHTY, positions=declared), media=media)
+    assert runner.pool.running == 0
+
+
+def test_pages_of_another_size_are_refused() -> None:
+    """Kernels know pages of 64: the pool's counts would be of other rows."""
+    with pytest.raises(ConfigError, match="page_tokens: 32; needs 64"):
+        make(MODEL, page_tokens=32)
+
+
+def test_a_start_that_fails_gives_its_lane_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make(MODEL)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("device lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.store, "ids", fails)
+        with pytest.raises(RuntimeError, match="device lost"):
+            runner.start(runner.prompt(EIGHTY))
+    assert runner.pool.running == 0
+    assert serve(runner, EIGHTY, [], steps=2).start == 0

@@ -79,3 +79,24 @@ def failing(code: int = errno.ENOSPC) -> Callable[[str], None]:
         raise OSError(code, os.strerror(code))
 
     return act
+
+
+class LossyFiles(UnsyncedFiles):
+    """A disk that can be told to fail when it is to make something last."""
+
+    def __init__(self) -> None:
+        self.fails = False
+        self.syncs = 0
+        self.before: Callable[[], None] = lambda: None
+        self.fails_after = "/"
+        """The end of a name; once a file has got such a name, it fails."""
+
+    def rename(self, folder: int, old: str, new: str) -> None:
+        super().rename(folder, old, new)
+        self.fails = self.fails or new.endswith(self.fails_after)
+
+    def sync(self, descriptor: int) -> None:
+        if self.fails:
+            self.syncs += 1
+            self.before()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))

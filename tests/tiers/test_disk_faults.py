@@ -21,7 +21,16 @@ import pytest
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk.files import Files
 from tests.tiers.entries import Talk, opened, tree_bytes
-from tests.tiers.failing_files import READS, REMOVALS, WRITES, FailingFiles, UnsyncedFiles, failing
+from tests.tiers.failing_files import (
+    READS,
+    REMOVALS,
+    WRITES,
+    FailingFiles,
+    LossyFiles,
+    UnsyncedFiles,
+    failing,
+)
+from tests.tiers.shops import check, shop
 from tests.tiers.stores import (
     TALKS,
     ignores_modes,
@@ -285,3 +294,32 @@ def test_a_wait_that_fails_is_told_once_none_goes_on() -> None:
     with pytest.raises(OSError, match="Input/output"):
         Files().each([*waits[:3], fail, *waits[3:]])
     assert sorted(ended) == sorted(begun)
+
+
+def test_a_manifest_that_is_withdrawn_and_then_fails_is_counted_once(tmp_path: Path) -> None:
+    files = LossyFiles()
+    folder = opened(tmp_path / "disk", files=files)
+    Talk(2, 20).commit(folder)
+    talk, wanted = Talk(1, 20), [True]
+    record = talk.record(folder, talk.write(folder, 0, 20), 20)
+
+    def withdraw() -> None:
+        files.fails, wanted[0] = False, False
+        folder.withdraw()
+
+    files.fails_after, files.before = ".json", withdraw
+    with pytest.raises(StoreError, match="Input/output error"):
+        folder.commit(record, wanted=lambda: wanted[0])
+    assert folder.bytes == tree_bytes(tmp_path / "disk")
+    assert len(folder.records) == 1
+    folder.close()
+
+
+def test_what_the_start_measures_with_is_gone_where_the_disk_fails(tmp_path: Path) -> None:
+    files = LossyFiles()
+    files.fails_after = ".safetensors"
+    driver = shop(disk=tmp_path / "disk", files=files, background=True)
+    files.fails, files.fails_after = False, "/"
+    assert list((tmp_path / "disk").glob("*/*/*.safetensors")) == []
+    check(driver, tmp_path / "disk")
+    driver.close()

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.tiers.failing_files import UnsyncedFiles
 from tests.tiers.shops import PAGE, check, picture, serve, shop, talk, told, where
+from tests.tiers.small_pool import tail
+from tests.tiers.world import TieredDriver, config
 
 
 class Clock:
@@ -77,3 +80,14 @@ def test_g6_a_restore_that_is_left_moves_no_recency_below(tmp_path: Path) -> Non
     assert picture(driver)
     check(driver)
     driver.close()
+
+
+def test_what_is_gone_before_its_time_is_not_remembered_until_then() -> None:
+    driver = TieredDriver(
+        config(num_pages=24, clock=lambda: 0.0), host=20, files=UnsyncedFiles(), audits=False
+    )
+    for number in range(1, 200):
+        driver.serve(tail(number), ttl_seconds=1e6)
+    [shelf] = driver.tiers.shelves
+    assert shelf.traffic.stored > 150
+    assert len(shelf._deadlines) < 2 * len(shelf.records) + 100

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ninfer_pool.errors import RoomError, StoreError
+from ninfer_pool.errors import ConfigError, RoomError, StoreError
+from ninfer_pool.tiers import open_tiers
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.parts import Image
+from tests.machinery.driver import SPACE
+from tests.tiers.failing_files import UnsyncedFiles
 from tests.tiers.shops import GatedFiles, check, serve, shop, step_until_stopped, told, where
-from tests.tiers.world import TieredDriver
+from tests.tiers.small_pool import push_out, tail, world
+from tests.tiers.world import TieredDriver, config
 
 
 class Given:
@@ -192,3 +197,43 @@ def test_a_file_for_which_there_is_no_room_now_is_told_apart(tmp_path: Path) -> 
     assert busy.pool.load(tmp_path / "file") == key
     for each in (driver, small, busy):
         each.close()
+
+
+@pytest.mark.parametrize("kind", ["host", "disk"])
+def test_g4_what_is_pinned_below_is_not_deleted(kind: str, tmp_path: Path) -> None:
+    driver = TieredDriver(
+        config(num_pages=24),
+        host=100 if kind == "host" else None,
+        disk=tmp_path / "disk" if kind == "disk" else None,
+        files=UnsyncedFiles(),
+    )
+    key = driver.serve(tail(1)).key or ""
+    push_out(driver, key)
+    assert driver.pool.pin(key)
+    assert not driver.pool.evict(key)
+    others = len(driver.pool.entries()) - 1
+    assert driver.pool.clear() == others
+    assert [entry.tier for entry in driver.pool.find(key)] == [kind]
+    assert driver.pool.unpin(key)
+    assert driver.pool.evict(key)
+    assert not driver.pool.find(key)
+
+
+def test_a_folder_is_free_again_where_its_pool_had_tiers_already(tmp_path: Path) -> None:
+    driver = world(tmp_path)
+    other = tmp_path / "other"
+    with pytest.raises(ConfigError, match="it has tiers already"):
+        open_tiers(
+            driver.pool, driver.payload, namespace=SPACE, disk_dir=other, disk_budget=1 << 20
+        )
+    TieredDriver(config(), disk=other).close()
+
+
+@pytest.mark.parametrize("field", ["weights", "kv_dtype", "rope", "draft"])
+def test_a_file_of_another_model_is_not_loaded(field: str, tmp_path: Path) -> None:
+    driver = TieredDriver(config())
+    driver.pool.save(driver.serve(tail(1)).key or "", tmp_path / "one")
+    changes: dict[str, Any] = {field: "another"}
+    other = TieredDriver(config(), namespace=replace(SPACE, **changes))
+    with pytest.raises(StoreError, match=field):
+        other.pool.load(tmp_path / "one")

@@ -1,4 +1,4 @@
-"""What people hit with other engines, asked of a real server; the numbers are of the reports."""
+"""Reuse that people missed with other engines, asked of a real server, by report number."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.server.talks import (
     prefilled,
     prompted,
     prose,
+    said,
     system,
     together,
     user,
@@ -295,3 +296,23 @@ def test_field_22_tools_in_another_order_each_turn(two: Server) -> None:
             assert 0 <= cached(body) <= seen["diverged_at"]
         cold = two.chat(*asked, tools=order, enable_thinking=False, **ALONE)
         assert answer(body) == answer(cold)
+
+
+def test_field_23_a_message_that_is_never_sent_again(wide: Server) -> None:
+    """A proxy appends a reminder to every prompt, and the next prompt comes without it."""
+    talk = Talk(wide, [system(prose(0, 100))])
+    lengths: list[int] = []
+    for turn in range(6):
+        asked = [*talk.messages, user(f"Chapter {turn}? " + prose(turn, 20))]
+        sent = [*asked, user(f"Reminder {turn}: be short.")]
+        seen = explained(wide, *sent, enable_thinking=False)
+        body = wide.chat(*sent, enable_thinking=False)
+        if turn:  # the two part in the reminder, which the next prompt replaces by an answer
+            assert seen["diverged_in"] == f"messages[{2 * turn}]"
+            assert seen["matched"] < lengths[-1]
+        if turn > 1:  # the point where the last two parted was noticed
+            assert cached(body) >= lengths[-2] - PAGE
+        cold = wide.chat(*sent, enable_thinking=False, **ALONE)
+        assert answer(body) == answer(cold)
+        lengths.append(prompted(body))
+        talk.messages = [*asked, said(body)]
