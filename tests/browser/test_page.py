@@ -81,9 +81,12 @@ def test_what_is_shown_is_what_the_pool_says(page: Page, url: str) -> None:
     totals = said["totals"]
     shown = f"{totals['cached_tokens']:,} of {totals['prompt_tokens']:,}"
     expect(page.locator("#figures")).to_contain_text(shown)
-    expect(page.locator("#rate circle.request")).to_have_count(3)
+    expect(page.locator("#rate-note")).to_have_text("3 requests drawn")
     rate = 100 * totals["cached_tokens"] / totals["prompt_tokens"]
     expect(page.locator("#rate-legend")).to_contain_text(f"since the start{rate:.1f} %")
+    page.locator("#rate .u-over").hover()  # the request in the middle
+    _, prompt, cached = said["history"][1]
+    expect(page.locator("#rate-legend")).to_contain_text(f": {cached:,} of {prompt:,}")
     for entry in said["entries"]:
         row = page.locator(f"#entry-list > li[data-key='{entry['key']}']")
         expect(row).to_contain_text(f"{entry['tokens']:,} tokens")

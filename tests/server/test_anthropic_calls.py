@@ -281,7 +281,7 @@ def test_unknown_fields_are_refused_as_anthropic_does(fields: dict[str, Any], pa
     assert told == f"{path}: Extra inputs are not permitted"
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1, "a": 1}'])
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000])
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     for parse in (anthropic.messages_call, anthropic.count_call):
         assert refusal(partial(parse, body, {})).message.startswith("body: ")
