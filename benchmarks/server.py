@@ -30,7 +30,7 @@ from benchmarks.common.command import BenchmarkParser
 from benchmarks.common.ratios import Ratio, RatioReport, ratio
 from ninfer_pool.core.lease import Lease
 from ninfer_pool.runner import TINY, Runner
-from ninfer_pool.server.command import SWITCH_SECONDS, configured, listen
+from ninfer_pool.server.command import SWITCH_SECONDS, listen, uvicorn_config
 from ninfer_pool.server.service import Service
 from ninfer_pool.server.settings import Settings
 
@@ -89,9 +89,9 @@ class Clock:
 def serving() -> Iterator[tuple[Service, int]]:
     """A server in this process, on a port of its own."""
     runner = Runner.from_pretrained(TINY, dtype="fp32", kv_dtype="bf16", kv_budget="256MiB")
-    service = Service(runner, settings=Settings(model_ids=(MODEL,)), tell=lambda _: None)
+    service = Service(runner, settings=Settings(model_ids=(MODEL,)), print_line=lambda _: None)
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(configured(service, log_level="error", drain=2))
+    server = uvicorn.Server(uvicorn_config(service, log_level="error", drain=2))
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
     thread.start()
     try:

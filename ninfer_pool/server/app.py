@@ -21,12 +21,12 @@ from starlette.status import HTTP_405_METHOD_NOT_ALLOWED
 
 from ninfer_pool.core.namespace import MAX_SALT
 from ninfer_pool.server import anthropic, files, openai, status
+from ninfer_pool.server.access import AccessGuard
 from ninfer_pool.server.body import read_body
 from ninfer_pool.server.calls import Call
 from ninfer_pool.server.errors import ApiError
-from ninfer_pool.server.guard import Guard
 from ninfer_pool.server.metrics import wants_prometheus
-from ninfer_pool.server.reply import Reply, Writers
+from ninfer_pool.server.reply import Reply, ReplyWriterType
 from ninfer_pool.server.service import LONG, MOST_SHOWN, Service
 from ninfer_pool.server.settings import Settings
 
@@ -74,7 +74,7 @@ def _middleware(settings: Settings) -> list[Middleware]:
         allow_methods=["*"],
         allow_headers=["*"],
     )
-    guard = Middleware(Guard, api_key=settings.api_key, origins=settings.cors)
+    guard = Middleware(AccessGuard, api_key=settings.api_key, origins=settings.cors)
     return [cors, guard] if settings.cors else [guard]
 
 
@@ -136,7 +136,9 @@ class Routes:
         """POST /v1/messages."""
         return await self._serve(request, anthropic.messages_call, anthropic.MessagesWriter)
 
-    async def _serve(self, request: HttpRequest, parse: Parse, writers: Writers) -> Response:
+    async def _serve(
+        self, request: HttpRequest, parse: Parse, writers: ReplyWriterType
+    ) -> Response:
         asked = await self._asked(request, parse)
         return Reply(self._service, asked, writers)
 

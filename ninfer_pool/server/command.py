@@ -22,11 +22,11 @@ from ninfer_pool.runner import TINY, Runner
 from ninfer_pool.runner.capacity import Capacity
 from ninfer_pool.runner.loading import load_runner
 from ninfer_pool.server.app import create_app
-from ninfer_pool.server.ending import HURRY_SECONDS, REQUESTS_SHARE, Deadline
 from ninfer_pool.server.options import check_options
 from ninfer_pool.server.request_log import RequestLog
 from ninfer_pool.server.service import Service
 from ninfer_pool.server.settings import MIB, Settings
+from ninfer_pool.server.shutdown import FORCE_STOP_SECONDS, REQUESTS_SHARE, Deadline
 
 SHIPPED_ID = "ninfer-tiny"
 DRAFTS, LANES = 3, 4
@@ -42,17 +42,19 @@ def serve(args: argparse.Namespace) -> None:
     """
     check_options(args)
     with listen(args.host, args.port) as listener:
-        say(f"loading {(args.model_id or [default_id(args.model)])[0]} …")
+        print_line(f"loading {(args.model_id or [default_id(args.model)])[0]} …")
         log = RequestLog(args.request_log_jsonl) if args.request_log_jsonl else None
         runner = make_runner(args)
-        service = Service(runner, settings=settings_of(args), log=log, tell=say)
+        service = Service(runner, settings=settings_of(args), log=log, print_line=print_line)
         greet(service, listener, args)
-        config = configured(service, log_level="warning", drain=_patience(args.shutdown_seconds))
+        config = uvicorn_config(
+            service, log_level="warning", drain=_patience(args.shutdown_seconds)
+        )
         sys.setswitchinterval(SWITCH_SECONDS)
         _Server(config, service).run(sockets=[listener])
 
 
-def configured(service: Service, *, log_level: str, drain: int) -> uvicorn.Config:
+def uvicorn_config(service: Service, *, log_level: str, drain: int) -> uvicorn.Config:
     """Return how uvicorn is to serve: by the parser that bounds headers and knows HTTP/1.0."""
     return uvicorn.Config(
         create_app(service),
@@ -75,16 +77,18 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
-        self._told = 0
+        self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         service, self.should_exit = self._service, True
-        self._told += 1
-        if self._told == 1:
-            service.drain(Deadline(service.settings.shutdown_seconds, last=service.say_last))
-        elif self._told == 2:
+        self._signals += 1
+        if self._signals == 1:
+            service.drain(Deadline(service.settings.shutdown_seconds, last=service.print_last))
+        elif self._signals == 2:
             self._captured_signals.append(sig)  # the exit code tells of it
-            service.hurry(Deadline(HURRY_SECONDS, last=service.say_last), code=128 + sig)
+            service.force_stop(
+                Deadline(FORCE_STOP_SECONDS, last=service.print_last), code=128 + sig
+            )
         else:
             os._exit(128 + sig)
 
@@ -185,12 +189,16 @@ def greet(service: Service, listener: socket.socket, args: argparse.Namespace) -
     shown = f"[{host}]" if ":" in host else host
     config = service.runner.pool.config
     most = "" if config.max_entries is None else f", at most {config.max_entries} entries"
-    say(f"{service.settings.model_ids[0]} on http://{shown}:{port} (the pool's page is at /)")
-    say(f"pool: {service.runner.capacity}{most}; {config.lanes} lanes, policy {config.policy}")
+    print_line(
+        f"{service.settings.model_ids[0]} on http://{shown}:{port} (the pool's page is at /)"
+    )
+    print_line(
+        f"pool: {service.runner.capacity}{most}; {config.lanes} lanes, policy {config.policy}"
+    )
     for tier in service.runner.pool.stats().tiers:
-        say(tier_line(service.runner, tier, args.disk_dir))
+        print_line(tier_line(service.runner, tier, args.disk_dir))
     if args.api_key is None and not _loopback(host):
-        say("warning: others can reach this address and no --api-key is asked for")
+        print_line("warning: others can reach this address and no --api-key is asked for")
 
 
 def tier_line(runner: Runner, tier: TierStats, folder: Path | None) -> str:
@@ -214,6 +222,6 @@ def _loopback(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line at once, also into a pipe."""
     print(line, flush=True)

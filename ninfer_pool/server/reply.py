@@ -25,7 +25,7 @@ STREAM_HEADERS = [
 STOPPING = "cancelled: the server is stopping"
 
 
-class Writer(Protocol):
+class ReplyWriter(Protocol):
     """A dialect's way to tell what comes of a request."""
 
     def start(self, start: Start) -> list[bytes]:
@@ -44,19 +44,19 @@ class Writer(Protocol):
         """The whole answer to who wants no stream."""
 
 
-class Writers(Protocol):
+class ReplyWriterType(Protocol):
     """Makes a writer."""
 
     prefix: str
     """What the ids of its answers begin with."""
 
-    def __call__(self, call: Call, *, id: str, created: int, model: str) -> Writer: ...
+    def __call__(self, call: Call, *, id: str, created: int, model: str) -> ReplyWriter: ...
 
 
 class Reply(Response):
     """Runs a request while its client listens; one that leaves cancels it."""
 
-    def __init__(self, service: Service, asked: Asked, writers: Writers) -> None:
+    def __init__(self, service: Service, asked: Asked, writers: ReplyWriterType) -> None:
         self.background = None
         self._service = service
         self._asked = asked

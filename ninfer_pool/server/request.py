@@ -14,7 +14,7 @@ from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.runner import Ask, Generation, Handle, Tokenizer, unserved
 from ninfer_pool.server.calls import Call, Piece, Reasoning, Report, Start
 from ninfer_pool.server.errors import ApiError
-from ninfer_pool.server.speech import Speech
+from ninfer_pool.server.output_parser import OutputParser
 
 LOGGER = logging.getLogger(__name__)
 FAULT = "a fault of the server's own"
@@ -60,7 +60,7 @@ class Request:
         self.tokens: list[int] = []
         call = asked.call
         self._text = tokenizer.stream()
-        self._speech = Speech(
+        self._parser = OutputParser(
             thinking=asked.ask.thinking,
             tools=call.tools,
             parse_tools=call.parse_tools,
@@ -121,7 +121,7 @@ class Request:
             for token in handle.take():
                 self._take(handle, token)
             if last:
-                for piece in [*self._speech.push(self._text.finish()), *self._speech.finish()]:
+                for piece in [*self._parser.push(self._text.finish()), *self._parser.finish()]:
                     self._out.put_nowait(piece)
         except Exception:
             LOGGER.exception("request %d: its text could not be told", self.number)
@@ -133,7 +133,7 @@ class Request:
         self.tokens.append(token)
         if handle.running is not None and token in handle.running.stop_tokens:
             return
-        for piece in self._speech.push(self._text.push(token)):
+        for piece in self._parser.push(self._text.push(token)):
             if isinstance(piece, Reasoning):
                 self._thought = len(self.tokens)
             self._out.put_nowait(piece)
@@ -187,7 +187,7 @@ class Request:
             reason=made.reason,
             exact=made.exact,
             finish=finish or made.finish,
-            stop_string=self._speech.stop_string,
+            stop_string=self._parser.stop_string,
             key=made.key,
             lane=running.lane if running is not None else None,
             drafted=made.drafted,

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from ninfer_pool.errors import ConfigError
 from ninfer_pool.server.calls import Report
-from ninfer_pool.server.relatives import CELL_BYTES, Known, Relatives, Tags
+from ninfer_pool.server.request_matching import CELL_BYTES, Known, RequestMatcher, Tags
 from ninfer_pool.sim.convert.server_log import FORMAT, VERSION
 
 MOST_TOKENS: Final = 1 << 23
@@ -89,7 +89,7 @@ class RequestLog:
     def __init__(self, path: Path | str, *, most_tokens: int = MOST_TOKENS) -> None:
         self._path = Path(path)
         self._mutex = threading.Lock()
-        self._relatives = Relatives(most_tokens=most_tokens)
+        self._matcher = RequestMatcher(most_tokens=most_tokens)
         self._sessions, self._tenants = Tags("s"), Tags("t")
         self._running: weakref.WeakSet[Arrival] = weakref.WeakSet()
         self._run = secrets.token_hex(8)
@@ -97,7 +97,7 @@ class RequestLog:
         self._now = 0.0
         self.lost = 0
         """Lines that could not be written."""
-        self._told = False
+        self._complained = False
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         try:
             self._file = os.open(self._path, flags, 0o600)
@@ -129,7 +129,7 @@ class RequestLog:
         """Take a prompt, in order of arrival; ``arrived`` in seconds since the epoch: now."""
         data = np.ascontiguousarray(tokens, dtype=np.int32).tobytes()
         with self._mutex:
-            shared, parent = self._relatives.match(data)
+            shared, parent = self._matcher.match(data)
             self._now = max(self._now, time.time() if arrived is None else arrived)
             tenant = None if salt is None else self._tenants.of(salt)
             arrival = Arrival(
@@ -142,7 +142,7 @@ class RequestLog:
                 parent=parent,
                 shared=shared,
                 data=data,
-                forgotten=self._relatives.given_up,
+                forgotten=self._matcher.given_up,
             )
             self._arrived += 1
             self._remember(arrival, data, begin=0)
@@ -165,7 +165,7 @@ class RequestLog:
             if made:
                 whole = arrival.data + made
                 self._remember(arrival, whole, begin=arrival.input)
-                self._tell_running(arrival, whole)
+                self._match_running(arrival, whole)
 
     def _session(
         self, hint: str | None, tenant: str | None, parent: int | None, shared: int
@@ -174,16 +174,16 @@ class RequestLog:
         if hint is not None:
             return self._sessions.of(f"{tenant} {hint}")
         if parent is not None:
-            known = self._relatives.known(parent)
+            known = self._matcher.known(parent)
             if shared >= known.input and tenant == known.tenant:
                 return known.session
         return self._sessions.new()
 
     def _remember(self, arrival: Arrival, data: bytes, *, begin: int) -> None:
         known = Known(arrival.input, arrival.session, arrival.tenant)
-        self._relatives.add(data, arrival.id, known, begin=begin)
+        self._matcher.add(data, arrival.id, known, begin=begin)
 
-    def _tell_running(self, done: Arrival, whole: bytes) -> None:
+    def _match_running(self, done: Arrival, whole: bytes) -> None:
         """A prompt that came while ``done`` was generating may hold what it generated."""
         for other in self._running:
             if other.id > done.id and other.shared >= done.input:
@@ -241,16 +241,16 @@ class RequestLog:
                 left = left[os.write(self._file, left) :]
         except OSError as error:
             self.lost += bool(line)
-            self._tell(error)
+            self._complain(error)
         written = data[: len(data) - len(left)]
         if len(written) >= len(begin + self._head):
             self._head = b""
         if written:
             self._torn = not written.endswith(b"\n")
 
-    def _tell(self, error: OSError) -> None:
-        if not self._told:
-            self._told = True
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            self._complained = True
             why = error.strerror or error
             text = f"{self._path}: the request log cannot be written ({why}); requests go on"
             with contextlib.suppress(OSError, ValueError):

@@ -15,13 +15,13 @@ from ninfer_pool.errors import PoolError, PromptError
 from ninfer_pool.runner import Ask, Chat, Runner, Scheduler
 from ninfer_pool.runner.requests import check_request
 from ninfer_pool.server.calls import Call, Report
-from ninfer_pool.server.ending import SPARE_SHARE, Deadline, last_line
 from ninfer_pool.server.errors import ApiError, context_exceeded
 from ninfer_pool.server.metrics import Metrics
 from ninfer_pool.server.recent import Past, Recent
 from ninfer_pool.server.request import Asked, Request
 from ninfer_pool.server.request_log import RequestLog, console_line
 from ninfer_pool.server.settings import Settings
+from ninfer_pool.server.shutdown import SPARE_SHARE, Deadline, last_line
 
 Result = TypeVar("Result")
 LARGE = 16 << 10
@@ -44,7 +44,7 @@ class Service:
         *,
         settings: Settings,
         log: RequestLog | None = None,
-        tell: Callable[[str], None] = print,
+        print_line: Callable[[str], None] = print,
     ) -> None:
         self.runner = runner
         self.settings = settings
@@ -60,9 +60,9 @@ class Service:
         self.live: dict[int, Request] = {}
         self._log = log
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tell = tell
+        self._print = print_line
         self._deadline: Deadline | None = None
-        self._hurried = self._said_last = False
+        self._forced = self._last_printed = False
         self._numbers = count(1)
 
     # -- asking ----------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Service:
                 output=np.asarray(request.tokens, dtype=np.int32),
                 boundaries=request.asked.ask.boundaries,
             )
-        self._tell(console_line(report))
+        self._print(console_line(report))
 
     def _remember(self, request: Request, report: Report, parted: int | None) -> None:
         """Note the request for the page; to tell where it parted may render it once more."""
@@ -256,15 +256,15 @@ class Service:
         deadline.watch()
         if self._loop is None or not self.live:
             return
-        self._tell(
+        self._print(
             f"stopping: {len(self.live)} requests have {seconds:g} seconds; "
             "a second signal cancels them"
         )
         self._loop.call_soon_threadsafe(self._loop.call_later, seconds, self.cancel)
 
-    def hurry(self, deadline: Deadline, *, code: int) -> None:
+    def force_stop(self, deadline: Deadline, *, code: int) -> None:
         """Leave at once: nothing more is written; for a signal's handler."""
-        self._hurried = True
+        self._forced = True
         if self._deadline is not None:
             self._deadline.stop()
         self._deadline = deadline
@@ -276,20 +276,20 @@ class Service:
         for request in list(self.live.values()):
             request.cancel()
 
-    def say_last(self, lost: int | None = None) -> None:
+    def print_last(self, lost: int | None = None) -> None:
         """Say what the disk tier keeps and what it does not, once, where there is one."""
-        line = None if self._said_last else last_line(self.runner, lost)
-        self._said_last = True
+        line = None if self._last_printed else last_line(self.runner, lost)
+        self._last_printed = True
         if line is not None:
-            self._tell(line)
+            self._print(line)
 
     async def stop(self) -> None:
         """Cancel what runs, write what the disk tier is to keep, and give its folder back."""
         seconds = self.settings.shutdown_seconds * (1 - SPARE_SHARE)
         if self._deadline is not None:
-            seconds = 0.0 if self._hurried else self._deadline.for_flush
+            seconds = 0.0 if self._forced else self._deadline.for_flush
         lost = await asyncio.to_thread(self.engine.stop, drain=False, flush_seconds=seconds)
-        self.say_last(lost)
+        self.print_last(lost)
         await asyncio.to_thread(self.runner.close)
         if self._deadline is not None:
             self._deadline.stop()

@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
+from ninfer_pool.server.output_parser import OutputParser
 from ninfer_pool.server.service import Service
-from ninfer_pool.server.speech import Speech
 from tests.server.raw import ask
 from tests.server.world import Server, chat_body, serve
 
@@ -35,7 +35,7 @@ def test_text_that_cannot_be_told_ends_its_request(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     for method in ("push", "finish"):
-        with mock.patch.object(Speech, method, broken):
+        with mock.patch.object(OutputParser, method, broken):
             whole = server.http.post("/v1/chat/completions", json=chat_body("Hi."))
             stream = server.http.post("/v1/chat/completions", json=chat_body("Hi.", stream=True))
             server.idle()
@@ -46,7 +46,7 @@ def test_text_that_cannot_be_told_ends_its_request(
     assert "broken on purpose" in caplog.text
 
 
-@pytest.mark.parametrize("what", ["metrics", "_tell"])
+@pytest.mark.parametrize("what", ["metrics", "_print"])
 def test_an_end_that_cannot_be_noted_is_told_all_the_same(
     server: Server, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from ninfer_pool.errors import ConfigError
 from ninfer_pool.server.calls import Control
-from ninfer_pool.server.relatives import Known, Relatives, Tags
 from ninfer_pool.server.request_log import Arrival, RequestLog, common_tokens, console_line
+from ninfer_pool.server.request_matching import Known, RequestMatcher, Tags
 from ninfer_pool.sim.converters import convert
 from tests.server.made_reports import report, unheard
 
@@ -199,34 +199,34 @@ def test_the_oldest_is_given_up_and_the_line_says_so(path: Path) -> None:
 
 
 def test_what_is_used_is_remembered() -> None:
-    known, relatives = Known(9, "s1", None), Relatives(most_tokens=200)
+    known, matcher = Known(9, "s1", None), RequestMatcher(most_tokens=200)
     data = np.arange(40, dtype=np.int32).tobytes()
     for number in range(100):
-        shared, parent = relatives.match(data)
+        shared, parent = matcher.match(data)
         assert (shared, parent) == ((40, number - 2 + 1) if number else (0, None))
-        relatives.add(data, number, known)
-        relatives.add(np.full(1, 100 + number, dtype=np.int32).tobytes() * 30, 1000, known)
-        held = relatives._young.tree.units + relatives._old.tree.units
+        matcher.add(data, number, known)
+        matcher.add(np.full(1, 100 + number, dtype=np.int32).tobytes() * 30, 1000, known)
+        held = matcher._young.tree.units + matcher._old.tree.units
         assert held <= 200
 
 
 def test_a_sequence_longer_than_what_is_remembered_is_remembered_in_part() -> None:
-    relatives = Relatives(most_tokens=100)
+    matcher = RequestMatcher(most_tokens=100)
     data = np.arange(300, dtype=np.int32).tobytes()
-    relatives.add(data, 0, Known(300, "s1", None))
-    assert relatives.match(data) == (50, 0)
-    assert relatives.given_up == 250
+    matcher.add(data, 0, Known(300, "s1", None))
+    assert matcher.match(data) == (50, 0)
+    assert matcher.given_up == 250
 
 
 def test_requests_are_bounded_however_few_tokens_they_bring(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ninfer_pool.server.relatives.MOST_KNOWN", 10)
-    relatives = Relatives(most_tokens=10**6)
+    monkeypatch.setattr("ninfer_pool.server.request_matching.MOST_KNOWN", 10)
+    matcher = RequestMatcher(most_tokens=10**6)
     for number in range(100):
-        relatives.add(b"abcd", number, Known(1, "s1", None))
-        assert relatives.known(number).session == "s1"
-        assert len(relatives._young.known) + len(relatives._old.known) <= 20
+        matcher.add(b"abcd", number, Known(1, "s1", None))
+        assert matcher.known(number).session == "s1"
+        assert len(matcher._young.known) + len(matcher._old.known) <= 20
 
 
 @pytest.mark.parametrize(

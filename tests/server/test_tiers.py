@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ninfer_pool.cli import main
-from ninfer_pool.server.ending import unwritten
+from ninfer_pool.server.shutdown import unwritten
 from ninfer_pool.tiers.disk.files import Files
 from tests.server.shapes import DETAIL, EXPLANATION, POOL, faults
 from tests.server.talks import Talk, explained, prose, system, watched

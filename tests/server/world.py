@@ -15,7 +15,7 @@ import httpx
 import uvicorn
 
 from ninfer_pool.runner import TINY, Runner
-from ninfer_pool.server.command import configured, listen
+from ninfer_pool.server.command import listen, uvicorn_config
 from ninfer_pool.server.request_log import RequestLog
 from ninfer_pool.server.service import Service
 from ninfer_pool.server.settings import Settings
@@ -97,9 +97,9 @@ def running(runner: Runner, settings: Settings, *, log: Path | None = None) -> I
     """Run a server over a runner while the block runs."""
     lines: list[str] = []
     opened = None if log is None else RequestLog(log)
-    service = Service(runner, settings=settings, log=opened, tell=lines.append)
+    service = Service(runner, settings=settings, log=opened, print_line=lines.append)
     listener = listen("127.0.0.1", 0)
-    inner = uvicorn.Server(configured(service, log_level="error", drain=2))
+    inner = uvicorn.Server(uvicorn_config(service, log_level="error", drain=2))
     thread = threading.Thread(target=lambda: inner.run(sockets=[listener]), daemon=True)
     thread.start()
     try:

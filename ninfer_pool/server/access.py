@@ -17,7 +17,7 @@ from ninfer_pool.server.errors import ApiError
 OPEN = ("/health",)
 
 
-class Guard:
+class AccessGuard:
     """Lets a request through that shows the key and comes from no foreign page.
 
     The key comes as ``Authorization: Bearer``, as ``x-api-key``, or as the password of HTTP Basic,

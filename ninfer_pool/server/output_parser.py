@@ -23,7 +23,7 @@ class _At(Enum):
     CALL = auto()
 
 
-class Speech:
+class OutputParser:
     """Tells the text of one answer apart, however it is cut up.
 
     Text is held back only while it might be the beginning of a marker, of a stop string or of a

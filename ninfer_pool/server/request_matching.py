@@ -29,7 +29,7 @@ class _Generation:
     known: dict[int, Known] = field(default_factory=dict)
 
 
-class Relatives:
+class RequestMatcher:
     """Sequences of int32 tokens, as bytes, in two generations of half the bound each.
 
     When the younger is full, the elder is given up with all that only it knows; what is still

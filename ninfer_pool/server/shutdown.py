@@ -18,7 +18,7 @@ SPARE_SHARE = 0.1
 that long, and is lost where it takes longer."""
 LAST_SECONDS = 0.25
 """Before its time is over, the process ends whatever it does: the disk tier survives that."""
-HURRY_SECONDS = 2.0
+FORCE_STOP_SECONDS = 2.0
 """How long a server that was told to leave at once may still take."""
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ninfer_pool.server.calls import Piece, Reasoning, Text, ToolCall
-from ninfer_pool.server.speech import MAX_CLOSES, Speech
+from ninfer_pool.server.output_parser import MAX_CLOSES, OutputParser
 from ninfer_pool.server.usage import merged
 from tests.server.asked import TOOL
 
@@ -32,10 +32,10 @@ def plain(pieces: list[Piece]) -> list[Any]:
 
 def heard(*parts: str, thinking: bool = False, stop: tuple[str, ...] = (), **more: Any) -> Any:
     """What is told of a text that comes in these parts."""
-    speech = Speech(**{"thinking": thinking, "tools": [TOOL], "stop": stop, **more})
-    pieces = [piece for part in parts for piece in speech.push(part)] + speech.finish()
+    parser = OutputParser(**{"thinking": thinking, "tools": [TOOL], "stop": stop, **more})
+    pieces = [piece for part in parts for piece in parser.push(part)] + parser.finish()
     assert all(isinstance(p, ToolCall) or p.text for p in pieces), "an empty piece"
-    assert speech.finish() == []
+    assert parser.finish() == []
     return plain(pieces)
 
 
@@ -85,16 +85,16 @@ def test_white_space_at_the_start_is_kept_where_no_thoughts_begin() -> None:
 
 
 def test_text_is_told_as_soon_as_it_is_certain() -> None:
-    speech = Speech(thinking=True, tools=[TOOL], stop=["END"])
-    assert speech.push("Hm") == [Reasoning("Hm")]
-    assert speech.push(" </th") == [Reasoning(" ")]
-    assert speech.push("at </think>\n") == [Reasoning("</that ")]
-    assert speech.push("\n") == []
-    assert speech.push("Yes <tool") == [Text("Yes ")]
-    assert speech.push(" E") == [Text("<tool ")]
-    assert speech.push("NE") == [Text("EN")]
-    assert speech.push("ND more") == []
-    assert (speech.finish(), speech.stop_string) == ([], "END")
+    parser = OutputParser(thinking=True, tools=[TOOL], stop=["END"])
+    assert parser.push("Hm") == [Reasoning("Hm")]
+    assert parser.push(" </th") == [Reasoning(" ")]
+    assert parser.push("at </think>\n") == [Reasoning("</that ")]
+    assert parser.push("\n") == []
+    assert parser.push("Yes <tool") == [Text("Yes ")]
+    assert parser.push(" E") == [Text("<tool ")]
+    assert parser.push("NE") == [Text("EN")]
+    assert parser.push("ND more") == []
+    assert (parser.finish(), parser.stop_string) == ([], "END")
 
 
 # -- calls ------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ def test_calls_in_both_forms(form: str) -> None:
 
 
 def test_ids_are_random() -> None:
-    speech = Speech(thinking=False, tools=[TOOL])
-    one, other = (p for p in speech.push(QWEN + QWEN) if isinstance(p, ToolCall))
+    parser = OutputParser(thinking=False, tools=[TOOL])
+    one, other = (p for p in parser.push(QWEN + QWEN) if isinstance(p, ToolCall))
     assert one.id.startswith("call_")
     assert one.id != other.id
 
@@ -215,11 +215,11 @@ def test_text_ends_before_the_first_stop_string(
     text: str, stop: tuple[str, ...], left: str, met: str | None
 ) -> None:
     for parts in ([text], list(text)):
-        speech = Speech(thinking=False, stop=stop)
-        pieces = [piece for part in parts for piece in speech.push(part)] + speech.finish()
+        parser = OutputParser(thinking=False, stop=stop)
+        pieces = [piece for part in parts for piece in parser.push(part)] + parser.finish()
         assert plain(pieces) == [Text(left)]
-        assert speech.stop_string == met
-        assert met is None or speech.push("more") == []
+        assert parser.stop_string == met
+        assert met is None or parser.push("more") == []
 
 
 def test_a_stop_string_counts_among_thoughts_and_in_calls() -> None:
