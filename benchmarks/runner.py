@@ -41,7 +41,7 @@ from ninfer_pool.kernels import PAGE_TOKENS, KVPages
 from ninfer_pool.runner import TINY as SHIPPED
 from ninfer_pool.runner import Model, Runner, Tokenizer
 from ninfer_pool.runner.loading import check_device
-from ninfer_pool.runner.slab import Store
+from ninfer_pool.runner.slab import Slab
 
 IMAGE = 2.0
 """Figure: an image beside a plain copy of its bytes, at least half its speed."""
@@ -108,7 +108,7 @@ def image_rows(bench: Bench) -> list[Ratio]:
     layout = bench.runner().store.layout
     size, each = layout.image_pages, layout.image_pages * layout.page_bytes
     places = max(2, bench.scale.image_bytes // each)
-    store = Store(layout, num_pages=places * size, lanes=1, device=bench.model.device)
+    store = Slab(layout, num_pages=places * size, lanes=1, device=bench.model.device)
     order = random.Random(0).sample(range(places * size), places * size)
     pages = [tuple(order[at : at + size]) for at in range(0, len(order), size)]
     check_image(store, pages[0])
@@ -137,7 +137,7 @@ def image_rows(bench: Bench) -> list[Ratio]:
     ]
 
 
-def check_image(store: Store, pages: tuple[int, ...]) -> None:
+def check_image(store: Slab, pages: tuple[int, ...]) -> None:
     """Confirm that what is saved comes back."""
     state = store.state(0).recurrent
     state.normal_()

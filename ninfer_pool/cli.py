@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ninfer_pool.demo.arguments import add_demo
-from ninfer_pool.errors import PoolError, UsageError
+from ninfer_pool.errors import PoolError, UsageError, install_hint
 from ninfer_pool.server.options import add_serve
 from ninfer_pool.sim import options
 from ninfer_pool.sim.arguments import add_simulate
@@ -222,7 +222,7 @@ def _bench(args: argparse.Namespace) -> int:
             f"bench: no benchmarks next to the package in '{ROOT}'; run {command} in a checkout"
         )
     if args.name in ("runner", "server", "tiers") and find_spec("torch") is None:
-        raise UsageError('needs torch; run pip install "ninfer-pool[runner]"')
+        raise UsageError(install_hint("torch", "runner"))
     return subprocess.call([sys.executable, str(script), *args.options])
 
 
@@ -244,5 +244,4 @@ def _needs_extra(extra: str) -> Iterator[None]:
         name = (error.name or "").partition(".")[0]
         if name in ("", "ninfer_pool"):
             raise
-        message = f'needs {name}; run pip install "ninfer-pool[{extra}]"'
-        raise UsageError(message) from error
+        raise UsageError(install_hint(name, extra)) from error

@@ -63,3 +63,8 @@ class RoomError(StoreError):
 
 class UsageError(PoolError):
     """A command line option whose value cannot be used; the message says what would be right."""
+
+
+def install_hint(package: str, extra: str) -> str:
+    """Return the text of an error for a missing package: its name and the command to install it."""
+    return f"needs {package}; from a checkout, run pip install '.[{extra}]'"

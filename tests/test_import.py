@@ -58,7 +58,7 @@ def test_the_runner_says_what_to_install() -> None:
     assert run.returncode == 1
     last = run.stderr.splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: needs ")
-    assert last.endswith("; run pip install 'ninfer-pool[runner]'")
+    assert last.endswith("; from a checkout, run pip install '.[runner]'")
 
 
 def test_the_package_root_loads_no_upper_layer() -> None:

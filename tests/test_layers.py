@@ -123,7 +123,7 @@ def test_every_folder_is_a_known_layer() -> None:
         ("ninfer_pool.sim.replay", "from ..testing import oracle"),
         ("ninfer_pool.sim.replay", "import torch.nn"),
         ("ninfer_pool.cli", "import torch"),
-        ("ninfer_pool.kernels.reference", "from ninfer_pool.runner.slab import Store"),
+        ("ninfer_pool.kernels.reference", "from ninfer_pool.runner.slab import Slab"),
         ("ninfer_pool.runner.slab", "from ninfer_pool.server import app"),
     ],
 )
@@ -146,7 +146,7 @@ def test_an_import_upward_is_seen(module: str, source: str) -> None:
         ("ninfer_pool.core.policy.lru", "from ..entry import Entry"),
         ("ninfer_pool.sim.plot", "from ninfer_pool import PrefixPool\nimport matplotlib"),
         ("ninfer_pool.cli", "from .sim import replay\nfrom ninfer_pool.testing import conformance"),
-        ("ninfer_pool.runner.runner", "import torch\nfrom ninfer_pool.runner.slab import Store"),
+        ("ninfer_pool.runner.runner", "import torch\nfrom ninfer_pool.runner.slab import Slab"),
     ],
 )
 def test_an_import_downward_is_allowed(module: str, source: str) -> None:

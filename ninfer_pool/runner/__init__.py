@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ninfer_pool.errors import install_hint
+
 try:
     from ninfer_pool.runner.chat import Ask, Chat
     from ninfer_pool.runner.handle import Handle, Outcome, unserved
@@ -14,9 +16,9 @@ try:
     from ninfer_pool.runner.scheduler import Scheduler
     from ninfer_pool.runner.tokenizer import Tokenizer
 except ModuleNotFoundError as error:
-    if (error.name or "ninfer_pool").startswith("ninfer_pool"):
+    if error.name is None or error.name.startswith("ninfer_pool"):
         raise
-    message = f"needs {error.name}; run pip install 'ninfer-pool[runner]'"
+    message = install_hint(error.name, "runner")
     raise ModuleNotFoundError(message, name=error.name) from None
 
 TINY = Path(__file__).parent / "tiny"

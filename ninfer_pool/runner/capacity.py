@@ -10,7 +10,7 @@ import torch
 from ninfer_pool.core.sizes import format_bytes, parse_size
 from ninfer_pool.errors import ConfigError, UsageError
 from ninfer_pool.kernels import PAGE_TOKENS
-from ninfer_pool.runner.slab import Layout
+from ninfer_pool.runner.slab import SlabLayout
 
 CUDA_SHARE = 0.85
 """Of a device's free memory, where no budget is given; the rest is for activations."""
@@ -32,7 +32,7 @@ class Capacity:
     conversations: int
 
     @classmethod
-    def of(cls, layout: Layout, num_pages: int) -> Capacity:
+    def of(cls, layout: SlabLayout, num_pages: int) -> Capacity:
         """Return what ``num_pages`` of a layout hold."""
         each = TYPICAL_TOKENS // PAGE_TOKENS + TYPICAL_IMAGES * layout.image_pages
         return cls(
@@ -52,7 +52,7 @@ class Capacity:
         )
 
 
-def pages_for(layout: Layout, budget: int | str | None, *, device: torch.device) -> int:
+def pages_for(layout: SlabLayout, budget: int | str | None, *, device: torch.device) -> int:
     """Return how many pages a budget of bytes buys.
 
     None: 85 % of what is free now on CUDA; on a CPU a quarter of it, at most 4 GiB.

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import xxhash
 
 from ninfer_pool.errors import ModelError, PromptError
+from ninfer_pool.runner.control_tokens import ControlTokenGuard, RenderedText, any_of, unmarked
 from ninfer_pool.runner.encoder import Encoded, Encoder
-from ninfer_pool.runner.guard import Guard, Rendered, any_of, unmarked
 from ninfer_pool.runner.headers import THINK, UNTHINK, Headers, Message, lead_of
 from ninfer_pool.runner.outline import Outline
 from ninfer_pool.runner.tokenizer import Tokenizer
@@ -81,7 +81,7 @@ class Chat:
         self._controls = any_of(self._encoder.controls)
         self._headers = headers = Headers.of(tokenizer, self._controls)
         bare = [headers.answer] if not self._controls.search(headers.answer) else []
-        self.guard = Guard(self._encoder.controls, headers=filter(None, bare))
+        self.guard = ControlTokenGuard(self._encoder.controls, headers=filter(None, bare))
         self._openers = any_of(filter(None, map(self._opener, (headers.answer, headers.question))))
         self._leads: dict[bytes, tuple[int, bytes]] = {}
 
@@ -147,7 +147,7 @@ class Chat:
         found = self._controls.search(header)
         return found[0] if found is not None else header
 
-    def _places(self, rendered: Rendered, pattern: re.Pattern[str] | None = None) -> list[int]:
+    def _places(self, rendered: RenderedText, pattern: re.Pattern[str] | None = None) -> list[int]:
         """Where the template itself wrote the answer's header, or any match of a pattern."""
         if pattern is None:
             pattern = any_of(filter(None, [self._headers.answer]))
@@ -185,7 +185,7 @@ class Chat:
         return len(lead)
 
     def _outline(
-        self, request: _Request, rendered: Rendered, *, headers: Sequence[int], system: int
+        self, request: _Request, rendered: RenderedText, *, headers: Sequence[int], system: int
     ) -> Outline:
         return Outline(
             rendered.text,
@@ -233,7 +233,7 @@ class _Request:
         """Return the text before the first question's content."""
         return lead_of(lambda messages: self._render(messages).text, self.system)
 
-    def prompt(self, messages: Sequence[Message]) -> Rendered:
+    def prompt(self, messages: Sequence[Message]) -> RenderedText:
         """Render messages up to where an answer to them begins.
 
         Raises:
@@ -248,7 +248,7 @@ class _Request:
         except PromptError:
             return ""
 
-    def _render(self, messages: Sequence[Message], **options: Any) -> Rendered:
+    def _render(self, messages: Sequence[Message], **options: Any) -> RenderedText:
         options = {"tools": self._tools, **self._switches, **options}
         try:
             text = self._tokenizer.render(self._guard.marked(messages, self._mark), **options)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from ninfer_pool.runner.guard import Rendered, any_of
+from ninfer_pool.runner.control_tokens import RenderedText, any_of
 from ninfer_pool.runner.tokenizer import encode
 
 MEMORY_BYTES = 16 << 20
@@ -122,7 +122,7 @@ class Encoder:
         self.splits = self._can_split(list(added.values()))
         """Whether prompts are encoded by stretches."""
 
-    def encode(self, rendered: Rendered) -> Encoded:
+    def encode(self, rendered: RenderedText) -> Encoded:
         """Return a prompt's tokens; O(length), but only what was not seen before is encoded."""
         return Encoded(self, self._split(rendered) if self.splits else self._whole(rendered))
 
@@ -164,7 +164,7 @@ class Encoder:
             for b in PROBES
         )
 
-    def _split(self, rendered: Rendered) -> list[Piece]:
+    def _split(self, rendered: RenderedText) -> list[Piece]:
         text, pieces = rendered.text, list[Piece]()
         begin, first, literal = 0, 0, False
 
@@ -186,7 +186,7 @@ class Encoder:
             add(len(text), self._ids_of(text[begin:], literal=literal), literal=literal)
         return pieces
 
-    def _whole(self, rendered: Rendered) -> list[Piece]:
+    def _whole(self, rendered: RenderedText) -> list[Piece]:
         """The text as few pieces as can be: cut where it spells a control token and is none."""
         text, pieces, first, begin = rendered.text, list[Piece](), 0, 0
         cuts = [(len(text), len(text))]

@@ -14,10 +14,10 @@ import torch
 from ninfer_pool.errors import ModelError
 from ninfer_pool.kernels import PAGE_TOKENS
 from ninfer_pool.runner.draft import DraftHead
-from ninfer_pool.runner.graphs import Decoded, Graphs, Rows
-from ninfer_pool.runner.model import Model, Span
+from ninfer_pool.runner.graphs import Decoded, Graphs, RowBatch
+from ninfer_pool.runner.model import EmbeddingSpan, Model
 from ninfer_pool.runner.sampling import Sampler
-from ninfer_pool.runner.slab import Layout, Sizes, Store
+from ninfer_pool.runner.slab import Sizes, Slab, SlabLayout
 
 MOST_DRAFTS = 5
 
@@ -45,7 +45,7 @@ class Turn:
 class Executor:
     """Runs a model's forward passes over a store's pages and lanes, laid out by `layout_of`."""
 
-    def __init__(self, model: Model, store: Store, *, draft_tokens: int = 0) -> None:
+    def __init__(self, model: Model, store: Slab, *, draft_tokens: int = 0) -> None:
         self.model = model
         self.store = store
         self.draft_tokens = draft_tokens
@@ -70,7 +70,7 @@ class Executor:
         begin: int,
         table: torch.Tensor,
         positions: torch.Tensor,
-        spans: Sequence[Span] = (),
+        spans: Sequence[EmbeddingSpan] = (),
     ) -> torch.Tensor:
         """Run one chunk of one lane that stands at ``begin``; return its output (T, hidden).
 
@@ -134,9 +134,9 @@ class Executor:
         new = turn.sampler.accept(logits[: len(turn.drafts) + 1], turn.drafts)
         return new[: max(1, turn.stop(new))]
 
-    def _rows(self, turns: Sequence[Turn]) -> Rows:
+    def _rows(self, turns: Sequence[Turn]) -> RowBatch:
         steps = self.draft_tokens + 1
-        rows = Rows.empty(self.store.lanes * steps, _width(turns), self.store.device)
+        rows = RowBatch.empty(self.store.lanes * steps, _width(turns), self.store.device)
         for turn in turns:
             for step, token in enumerate([turn.pending, *turn.drafts]):
                 _put(
@@ -144,7 +144,7 @@ class Executor:
                 )
         return rows
 
-    def _step(self, rows: Rows) -> Decoded:
+    def _step(self, rows: RowBatch) -> Decoded:
         lanes = (self.store.lanes, -1)
         return self.model.decode(
             torch.unflatten(self.model.embed(rows.tokens), 0, lanes),
@@ -167,7 +167,7 @@ class Executor:
         hidden = self.store.tails.clone()
         for number in range(self.draft_tokens):
             going = [turn for turn in turns if number == 0 or number < turn.most]
-            rows = Rows.empty(self.store.lanes, _width(turns), self.store.device)
+            rows = RowBatch.empty(self.store.lanes, _width(turns), self.store.device)
             for turn in going:
                 token = turn.drafts[-1] if turn.drafts else turn.pending
                 _put(rows, turn.lane, turn, token=token, position=turn.position + number)
@@ -194,7 +194,7 @@ class Executor:
         assert self._draft is not None
         assert self._draft_cache is not None
         steps = self.draft_tokens
-        rows = Rows.empty(self.store.lanes * steps, _width(turns), self.store.device)
+        rows = RowBatch.empty(self.store.lanes * steps, _width(turns), self.store.device)
         for turn, new in zip(turns, made, strict=True):
             for step, token in enumerate(new[:-1]):
                 _put(
@@ -213,7 +213,7 @@ class Executor:
         )
 
 
-def _put(rows: Rows, row: int, turn: Turn, *, token: int, position: int) -> None:
+def _put(rows: RowBatch, row: int, turn: Turn, *, token: int, position: int) -> None:
     rows.tokens[row] = token
     rows.positions[:, row] = position + turn.axes
     rows.tables[row, : len(turn.table)] = turn.table
@@ -240,12 +240,12 @@ def _check_drafts(model: Model, draft_tokens: int) -> None:
         raise ModelError(f"draft_tokens: {draft_tokens}; this model has no draft head, needs 0")
 
 
-def layout_of(model: Model, *, kv_dtype: str, draft_tokens: int) -> Layout:
+def layout_of(model: Model, *, kv_dtype: str, draft_tokens: int) -> SlabLayout:
     """Return what pages and images of this model hold.
 
     Raises:
         ModelError: drafting asked of a model without a draft head, or more than it may be.
-        ConfigError: as `Layout` does.
+        ConfigError: as `SlabLayout` does.
     """
     _check_drafts(model, draft_tokens)
     config = model.config
@@ -258,4 +258,4 @@ def layout_of(model: Model, *, kv_dtype: str, draft_tokens: int) -> Layout:
         hidden=config.hidden_size,
         dtype=model.dtype,
     )
-    return Layout(sizes, kv_dtype=kv_dtype)
+    return SlabLayout(sizes, kv_dtype=kv_dtype)

@@ -16,7 +16,7 @@ LEAST_WIDTH = 16
 
 
 @dataclass(slots=True, kw_only=True)
-class Rows:
+class RowBatch:
     """What a pass over a fixed number R of rows takes; rows that are not put are padding.
 
     ``tokens`` (R,), ``positions`` (3, R) rotary, ``tables`` (R, P) page ids, ``lengths`` (R,)
@@ -30,7 +30,7 @@ class Rows:
     slots: torch.Tensor
 
     @classmethod
-    def empty(cls, rows: int, width: int, device: torch.device) -> Rows:
+    def empty(cls, rows: int, width: int, device: torch.device) -> RowBatch:
         """Return padding alone."""
 
         def zeros(*shape: int) -> torch.Tensor:
@@ -44,7 +44,7 @@ class Rows:
             slots=zeros(rows) - 1,
         )
 
-    def copy_(self, other: Rows) -> None:
+    def copy_(self, other: RowBatch) -> None:
         """Take another's values, of a table as wide or narrower."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
@@ -54,7 +54,7 @@ class Rows:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    inputs: Rows
+    inputs: RowBatch
     outputs: Decoded
 
 
@@ -65,11 +65,11 @@ class Graphs:
     runs it more than once, changes nothing. What a replay returns stands until the next one.
     """
 
-    def __init__(self, step: Callable[[Rows], Decoded]) -> None:
+    def __init__(self, step: Callable[[RowBatch], Decoded]) -> None:
         self._step = step
         self._captured: dict[int, _Captured] = {}
 
-    def __call__(self, rows: Rows) -> Decoded:
+    def __call__(self, rows: RowBatch) -> Decoded:
         """Run one step."""
         width = width_of(rows.tables.shape[1])
         if width not in self._captured:
@@ -79,9 +79,9 @@ class Graphs:
         captured.graph.replay()
         return captured.outputs
 
-    def _capture(self, rows: Rows, width: int) -> _Captured:
+    def _capture(self, rows: RowBatch, width: int) -> _Captured:
         device = rows.tokens.device
-        inputs = Rows.empty(len(rows.tokens), width, device)
+        inputs = RowBatch.empty(len(rows.tokens), width, device)
         inputs.copy_(rows)
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))

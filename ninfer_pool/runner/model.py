@@ -23,7 +23,7 @@ from ninfer_pool.runner.weights import Weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-Span = tuple[int, int, torch.Tensor]
+EmbeddingSpan = tuple[int, int, torch.Tensor]
 """Rows [begin, end) of a call's tokens and the embeddings (end - begin, hidden) to put there."""
 
 
@@ -92,7 +92,7 @@ class Model:
         parts = assemble(config, weights, device=torch.device(device), dtype=DTYPES[dtype])
         return cls(config, parts, digest=digest_of(config, weights))
 
-    def embed(self, tokens: torch.Tensor, *, spans: Sequence[Span] = ()) -> torch.Tensor:
+    def embed(self, tokens: torch.Tensor, *, spans: Sequence[EmbeddingSpan] = ()) -> torch.Tensor:
         """Return the embeddings (T, hidden) of tokens, int64 (T,), those of spans put in place.
 
         Raises:

@@ -8,19 +8,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ninfer_pool.runner.slab import Region, Store
+from ninfer_pool.runner.slab import Region, Slab
 from ninfer_pool.tiers import Regions, Row
 from ninfer_pool.tiers.payload import copy_rows, rows_of
 
 
-class StorePayload:
-    """A `Payload` over a `Store`.
+class SlabPayload:
+    """A `Payload` over a `Slab`.
 
     On a CPU the pages themselves are handed out. On CUDA copies run on the current stream, so
     after what was computed and before what will be, and host memory is pinned.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Slab) -> None:
         self._slab = store.slab
         self._cuda = store.device.type == "cuda"
         self._array = None if self._cuda else store.slab.numpy()

@@ -24,7 +24,7 @@ from ninfer_pool.runner.capacity import Capacity, pages_for
 from ninfer_pool.runner.defaults import context_of, dtypes_of
 from ninfer_pool.runner.executor import Executor, Turn, layout_of
 from ninfer_pool.runner.model import Model
-from ninfer_pool.runner.payload import StorePayload
+from ninfer_pool.runner.payload import SlabPayload
 from ninfer_pool.runner.requests import MAX_TOKENS, check_request
 from ninfer_pool.runner.running import (
     NO_MEDIA,
@@ -37,7 +37,7 @@ from ninfer_pool.runner.running import (
     token_tensor,
 )
 from ninfer_pool.runner.sampling import Sampler, Sampling
-from ninfer_pool.runner.slab import Store
+from ninfer_pool.runner.slab import Slab
 from ninfer_pool.runner.stops import StopStrings
 from ninfer_pool.runner.tokenizer import Tokenizer
 from ninfer_pool.tiers import open_tiers
@@ -99,7 +99,7 @@ class Runner:
         if config.page_tokens != PAGE_TOKENS:
             raise ConfigError(f"page_tokens: {config.page_tokens}; needs {PAGE_TOKENS}")
         self._tokenizer = tokenizer
-        self.store = Store(layout, num_pages=num_pages, lanes=lanes, device=model.device)
+        self.store = Slab(layout, num_pages=num_pages, lanes=lanes, device=model.device)
         self.pool = PrefixPool(config)
         self.executor = Executor(model, self.store, draft_tokens=draft_tokens)
         self.namespace = Namespace(
@@ -110,7 +110,7 @@ class Runner:
             rank=rank,
             world_size=world_size,
         )
-        payload = StorePayload(self.store)
+        payload = SlabPayload(self.store)
         self.tiers = open_tiers(self.pool, payload, namespace=self.namespace, **tiers)
         self.running: list[Running] = []
 

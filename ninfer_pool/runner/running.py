@@ -14,7 +14,7 @@ from ninfer_pool.core.lease import Lease
 from ninfer_pool.core.planner import Chunk
 from ninfer_pool.core.prompt import Prompt, payload_fields
 from ninfer_pool.errors import PromptError
-from ninfer_pool.runner.model import Span
+from ninfer_pool.runner.model import EmbeddingSpan
 from ninfer_pool.runner.sampling import Sampler
 from ninfer_pool.runner.stops import StopStrings
 
@@ -183,9 +183,9 @@ def _axes_of(prompt: Prompt) -> list[tuple[int, bytes | None, bytes | None]]:
     return [item for item in found if item[1:] != (None, None)]
 
 
-def spans_in(prompt: Prompt, media: Media, chunk: Chunk) -> list[Span]:
+def spans_in(prompt: Prompt, media: Media, chunk: Chunk) -> list[EmbeddingSpan]:
     """Return what of the media lies in a chunk, in rows of the chunk."""
-    spans: list[Span] = []
+    spans: list[EmbeddingSpan] = []
     for span, embeddings in zip(prompt.media, media.embeddings, strict=True):
         begin, end = max(span.begin, chunk.begin), min(span.end, chunk.end)
         if begin < end:

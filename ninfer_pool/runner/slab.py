@@ -84,7 +84,7 @@ def _pack(parts: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> tuple[list[Re
     return regions, -(-end // ALIGN) * ALIGN
 
 
-class Layout:
+class SlabLayout:
     """What a page and an image of one model hold, and how many bytes each takes.
 
     A page holds `PAGE_TOKENS` positions of K and V of every layer that has them; with
@@ -130,7 +130,7 @@ class Layout:
         return [KVPages(k=k, k_scale=ks, v=v, v_scale=vs) for k, ks, v, vs in groups]
 
 
-class Store:
+class Slab:
     """A slab of pages and the working state of every lane, on one device.
 
     ``caches`` holds one `KVPages` a layer; ``states`` all lanes' `LaneState` and ``tails`` their
@@ -138,7 +138,7 @@ class Store:
     """
 
     def __init__(
-        self, layout: Layout, *, num_pages: int, lanes: int, device: str | torch.device = "cpu"
+        self, layout: SlabLayout, *, num_pages: int, lanes: int, device: str | torch.device = "cpu"
     ) -> None:
         if not 1 <= lanes <= MOST_LANES:
             raise ConfigError(f"lanes: {lanes}; needs 1 to {MOST_LANES}")

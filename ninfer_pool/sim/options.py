@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ninfer_pool.core.sizes import format_bytes, parse_size
-from ninfer_pool.errors import UsageError
+from ninfer_pool.errors import UsageError, install_hint
 
 T = TypeVar("T")
 
@@ -139,8 +139,7 @@ def check_plot_library() -> None:
     try:
         importlib.import_module("matplotlib")
     except ImportError as error:
-        message = "--plot needs matplotlib; run pip install 'ninfer-pool[plot]'"
-        raise UsageError(message) from error
+        raise UsageError("--plot: " + install_hint("matplotlib", "plot")) from error
 
 
 def check_outputs(outputs: dict[str, Path | None], *, inputs: Sequence[Path] = ()) -> None:

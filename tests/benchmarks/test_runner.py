@@ -17,7 +17,7 @@ from benchmarks.common.serving import TINY, Bench
 from ninfer_pool.errors import ModelError
 from ninfer_pool.runner import TINY as SHIPPED
 from ninfer_pool.runner import Model, Runner, Tokenizer
-from ninfer_pool.runner.slab import Store
+from ninfer_pool.runner.slab import Slab
 from tests.runner.models import random_folder
 
 FIELDS = ["op", "shape", "us", "floor", "ratio", "beside", "at_most", "note"]
@@ -141,7 +141,7 @@ def test_gate_refuses_an_image_that_does_not_come_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = bench.runner().store.layout
-    store = Store(layout, num_pages=layout.image_pages, lanes=1)
+    store = Slab(layout, num_pages=layout.image_pages, lanes=1)
     pages = tuple(range(layout.image_pages))
     bench_runner.check_image(store, pages)
     monkeypatch.setattr("ninfer_pool.kernels.save_image", lambda slab, pages, buffer: None)

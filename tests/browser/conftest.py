@@ -11,8 +11,8 @@ from typing import NoReturn
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
-pytest.importorskip("torch", reason="needs pip install 'ninfer-pool[server]'")
-pytest.importorskip("uvicorn", reason="needs pip install 'ninfer-pool[server]'")
+pytest.importorskip("torch", reason="needs pip install '.[server]'")
+pytest.importorskip("uvicorn", reason="needs pip install '.[server]'")
 
 from playwright.sync_api import Browser, Error, Page, Playwright, expect, sync_playwright
 

@@ -13,7 +13,7 @@ if not os.environ.get("NINFER_POOL_LLAMA"):
     pytest.importorskip("llama_cpp", reason="scripts/test --llama compiles llama-cpp-python")
 
 from ninfer_pool.errors import ConfigError, PromptError
-from ninfer_pool.integrations.llama_cpp import LibraryError, PooledLlama, Sampling
+from ninfer_pool.integrations.llama_cpp import LibraryError, LlamaSampling, PooledLlama
 from ninfer_pool.runner import TINY, Runner
 from tests.integrations.llama_models import (
     DENSE,
@@ -158,8 +158,8 @@ def test_interleaved_streams_do_not_mix(kind: str) -> None:
 def test_the_same_prompt_again_computes_nothing(tiny: PooledLlama) -> None:
     words = tiny.llama.tokenize(b"In the beginning God created", add_bos=False)
     prompt = tiny.prompt(words, boundaries=[(len(words), "turn")])
-    cold = tiny.generate(prompt, max_tokens=8, sampling=Sampling(temperature=1.0, seed=5))
-    warm = tiny.generate(prompt, max_tokens=8, sampling=Sampling(temperature=1.0, seed=5))
+    cold = tiny.generate(prompt, max_tokens=8, sampling=LlamaSampling(temperature=1.0, seed=5))
+    warm = tiny.generate(prompt, max_tokens=8, sampling=LlamaSampling(temperature=1.0, seed=5))
     assert (cold.reused, cold.reason, warm.computed, warm.reason) == (0, "no_entry", 0, "hit")
     assert warm.exact
     assert warm.reuse == "restore_turn_checkpoint"
@@ -266,4 +266,4 @@ def test_a_prompt_of_another_model_is_refused(tiny: PooledLlama) -> None:
 )
 def test_sampling_out_of_range_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
-        Sampling(**options)
+        LlamaSampling(**options)

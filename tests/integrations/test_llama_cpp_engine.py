@@ -19,7 +19,7 @@ if not os.environ.get("NINFER_POOL_LLAMA"):
 from ninfer_pool.errors import ConfigError, ModelError
 from ninfer_pool.integrations.llama_cpp import LibraryError, LlamaEngine, namespace_of
 from ninfer_pool.integrations.llama_cpp.convert import convert
-from ninfer_pool.integrations.llama_cpp.layout import Layout, StateError
+from ninfer_pool.integrations.llama_cpp.layout import StateError, StateLayout
 from ninfer_pool.integrations.llama_cpp.sequences import Sequences
 from ninfer_pool.testing.adapter import refuse
 from ninfer_pool.testing.conformance import conformance
@@ -242,11 +242,11 @@ def test_a_torn_state_is_refused(cut: int) -> None:
     sequences.decode(1, [5, 6, 7], 0)
     state = sequences.take(1)
     tail = sequences.take(1, 1).size - 8
-    assert Layout.read(state, count=3, tail=tail).page_bytes == page_bytes(HYBRID)
+    assert StateLayout.read(state, count=3, tail=tail).page_bytes == page_bytes(HYBRID)
     with pytest.raises(StateError):
-        Layout.read(state[: cut or -1], count=3, tail=tail)
+        StateLayout.read(state[: cut or -1], count=3, tail=tail)
     with pytest.raises(StateError):
-        Layout.read(state, count=4, tail=tail)
+        StateLayout.read(state, count=4, tail=tail)
     sequences.close()
 
 

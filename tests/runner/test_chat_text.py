@@ -17,8 +17,8 @@ pytest.importorskip("jinja2")
 from ninfer_pool.errors import ModelError, PromptError
 from ninfer_pool.runner import Chat, Tokenizer
 from ninfer_pool.runner.chat_template import ChatTemplate
+from ninfer_pool.runner.control_tokens import NONCHARACTERS, RenderedText
 from ninfer_pool.runner.encoder import Encoder
-from ninfer_pool.runner.guard import NONCHARACTERS, Rendered
 from tests.runner.chats import (
     KINDS,
     PLAIN,
@@ -244,7 +244,9 @@ def test_what_is_remembered_is_bounded_and_changes_nothing() -> None:
     small, large = Encoder(inner, memory_bytes=2000), Encoder(inner)
     for n in range(200):
         text = f"<|im_start|>user\n{n % 7} {'a' * (n % 50)}<|im_end|>\n"
-        ids = [encoder.encode(Rendered(text=text)).tokens.tolist() for encoder in (small, large)]
+        ids = [
+            encoder.encode(RenderedText(text=text)).tokens.tolist() for encoder in (small, large)
+        ]
         assert ids[0] == ids[1] == tokenizer("chatml").encode(text)
         assert small.held_bytes <= 2000
     assert large.held_bytes > 2000

@@ -314,4 +314,4 @@ def test_without_torch_it_says_what_to_install(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     said = complaint(run("Good morning."))
-    assert said.endswith('needs torch; run pip install "ninfer-pool[runner]"')
+    assert said.endswith("needs torch; from a checkout, run pip install '.[runner]'")

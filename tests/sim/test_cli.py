@@ -233,7 +233,9 @@ def test_bench_without_torch_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert "needs torch; run pip install" in refused(capsys, ["bench", "runner", "--tiny"])
+    assert "needs torch; from a checkout, run pip install" in refused(
+        capsys, ["bench", "runner", "--tiny"]
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["trace"], ["bench"], ["nosuch"]])

@@ -147,7 +147,7 @@ def test_a_plot_without_matplotlib_names_the_command_that_installs_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     error = refused(capsys, ["simulate", trace, "--plot", tmp_path / "out.svg"])
-    assert "pip install 'ninfer-pool[plot]'" in error
+    assert "pip install '.[plot]'" in error
     assert names(tmp_path) == ["small.jsonl"]
 
 

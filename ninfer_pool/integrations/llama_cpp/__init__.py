@@ -1,6 +1,6 @@
 """llama.cpp's models, through llama-cpp-python, served from a pool (extra ``llama``).
 
-    pip install "ninfer-pool[llama]"
+    pip install '.[llama]'    # from a checkout
 
 The library re-evaluates a hybrid model's whole prompt whenever its tail differs from the one
 conversation that it holds, because recurrent state cannot be cut back. Here a sequence's state is
@@ -11,25 +11,27 @@ folder.
 
 from __future__ import annotations
 
+from ninfer_pool.errors import install_hint
+
 try:
     import llama_cpp as _llama_cpp  # noqa: F401
 except ModuleNotFoundError:
-    message = "needs llama-cpp-python; run pip install 'ninfer-pool[llama]'"
+    message = install_hint("llama-cpp-python", "llama")
     raise ModuleNotFoundError(message, name="llama_cpp") from None
 
 from ninfer_pool.integrations.llama_cpp.completion import Completion
 from ninfer_pool.integrations.llama_cpp.engine import LlamaEngine
 from ninfer_pool.integrations.llama_cpp.identity import namespace_of
 from ninfer_pool.integrations.llama_cpp.pooled import PooledLlama
-from ninfer_pool.integrations.llama_cpp.sampler import Sampling
+from ninfer_pool.integrations.llama_cpp.sampler import LlamaSampling
 from ninfer_pool.integrations.llama_cpp.sequences import LibraryError, RestoreError
 
 __all__ = [
     "Completion",
     "LibraryError",
     "LlamaEngine",
+    "LlamaSampling",
     "PooledLlama",
     "RestoreError",
-    "Sampling",
     "namespace_of",
 ]

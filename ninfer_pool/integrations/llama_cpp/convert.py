@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_pool.errors import ModelError
+from ninfer_pool.errors import ModelError, install_hint
 
 try:
     import gguf
 except ModuleNotFoundError:
-    message = "needs gguf; run pip install 'ninfer-pool[llama]'"
-    raise ModuleNotFoundError(message, name="gguf") from None
+    raise ModuleNotFoundError(install_hint("gguf", "llama"), name="gguf") from None
 
 Array = npt.NDArray[Any]
 

@@ -14,7 +14,7 @@ from ninfer_pool.core.ledger import Pages
 from ninfer_pool.errors import ConfigError
 from ninfer_pool.integrations.llama_cpp.identity import namespace_of
 from ninfer_pool.integrations.llama_cpp.lanes import Bytes, Lane, Logits, addressed, standing
-from ninfer_pool.integrations.llama_cpp.layout import HEAD, Layout
+from ninfer_pool.integrations.llama_cpp.layout import HEAD, StateLayout
 from ninfer_pool.integrations.llama_cpp.sequences import (
     PARTIAL,
     LibraryError,
@@ -87,14 +87,14 @@ class LlamaEngine:
         self._newest = 0
         self._lanes = [Lane() for _ in range(lanes)]
 
-    def _probe(self) -> tuple[Layout, int]:
+    def _probe(self) -> tuple[StateLayout, int]:
         """Compute a few tokens in the last lane and read how its state is laid out."""
         sequences, lane = self.sequences, self.sequences.lanes - 1
         sequences.decode(lane, [0] * PROBE, 0)
         whole = sequences.take(lane)
         image = sequences.take(lane, PARTIAL) if sequences.hybrid else whole[:HEAD]
         tail = image[HEAD:]
-        layout = Layout.read(whole, count=PROBE, tail=tail.size, page_tokens=PAGE_TOKENS)
+        layout = StateLayout.read(whole, count=PROBE, tail=tail.size, page_tokens=PAGE_TOKENS)
         page = np.zeros((1, layout.page_bytes), dtype=np.uint8)
         layout.to_pages(whole, page, [0], begin=0)
         again = layout.from_pages(

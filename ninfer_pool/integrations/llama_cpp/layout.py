@@ -40,7 +40,7 @@ class StateError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class KVSection:
     """Keys or values of one layer: ggml's type, bytes a position; ``element`` where transposed."""
 
     type: int
@@ -68,7 +68,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class StateLayout:
     """Where a state's bytes lie. ``cell`` int32 fields a cell; ``parts`` the keys of every layer,
     then the values; a page holds ``page_tokens`` cells and their rows of each part.
     """
@@ -76,11 +76,11 @@ class Layout:
     magic: int
     cell: int
     transposed: bool
-    parts: tuple[Part, ...]
+    parts: tuple[KVSection, ...]
     page_tokens: int = 64
 
     @classmethod
-    def read(cls, blob: Bytes, *, count: int, tail: int, page_tokens: int = 64) -> Layout:
+    def read(cls, blob: Bytes, *, count: int, tail: int, page_tokens: int = 64) -> StateLayout:
         """Read the layout from a state of ``count`` positions with ``tail`` bytes after attention.
 
         Raises:
@@ -101,7 +101,7 @@ class Layout:
         """Bytes of one page."""
         return self.page_tokens * (4 * self.cell + sum(part.row for part in self.parts))
 
-    def _regions(self) -> Iterator[tuple[Part, slice]]:
+    def _regions(self) -> Iterator[tuple[KVSection, slice]]:
         """Where each part lies in a page, after the cells."""
         begin = 4 * self.cell * self.page_tokens
         for part in self.parts:
@@ -193,7 +193,7 @@ class _Reader:
         self._at += struct.calcsize("<" + form)
         return values
 
-    def layout(self, count: int, *, extra: int, page_tokens: int) -> Layout | None:
+    def layout(self, count: int, *, extra: int, page_tokens: int) -> StateLayout | None:
         try:
             magic, sequence, streams = self.take("III")
             if not sequence < streams <= MOST_STREAMS:
@@ -213,7 +213,7 @@ class _Reader:
         parts = tuple(part for part in (*keys, *values) if part is not None)
         if transposed > 1 or len(parts) != 2 * layers or not layers or self.left < 0:
             return None
-        return Layout(
+        return StateLayout(
             magic=magic,
             cell=3 + extra,
             transposed=bool(transposed),
@@ -221,12 +221,12 @@ class _Reader:
             page_tokens=page_tokens,
         )
 
-    def part(self, count: int, *, transposed: bool) -> Part | None:
+    def part(self, count: int, *, transposed: bool) -> KVSection | None:
         if transposed:
             kind, element, elements = self.take("iII")
-            part = Part(type=kind, row=element * elements, element=element)
+            part = KVSection(type=kind, row=element * elements, element=element)
         else:
             kind, row = self.take("iQ")
-            part = Part(type=kind, row=row)
+            part = KVSection(type=kind, row=row)
         self._at += part.row * count
         return part if part.row > 0 and self.left >= 0 else None

@@ -17,10 +17,10 @@ from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.errors import ConfigError, PromptError
 from ninfer_pool.integrations.llama_cpp.completion import Completion, Limits
 from ninfer_pool.integrations.llama_cpp.engine import LlamaEngine
-from ninfer_pool.integrations.llama_cpp.sampler import Sampler, Sampling
+from ninfer_pool.integrations.llama_cpp.sampler import LlamaSampler, LlamaSampling
 from ninfer_pool.integrations.llama_cpp.sequences import Logits, RestoreError
 
-GREEDY = Sampling()
+GREEDY = LlamaSampling()
 MAX_TOKENS = 16
 """As many as `llama_cpp.Llama.create_completion` generates where nothing is said."""
 
@@ -99,7 +99,7 @@ class PooledLlama:
         prompt: Prompt | str | Iterable[int],
         *,
         max_tokens: int = MAX_TOKENS,
-        sampling: Sampling = GREEDY,
+        sampling: LlamaSampling = GREEDY,
         stop_tokens: Collection[int] | None = None,
         stop: Sequence[str] = (),
         **wishes: Any,
@@ -123,7 +123,7 @@ class PooledLlama:
         self._check(prompt, max_tokens, stop)
         ends = self._ends if stop_tokens is None else set(stop_tokens).__contains__
         limits = Limits(most=max_tokens, ends=ends, stops=tuple(stop), text=self.text)
-        sampler = Sampler(sampling)
+        sampler = LlamaSampler(sampling)
         try:
             lease, done, logits = self._begin(prompt, reserve_tokens=max_tokens, **wishes)
             with lease:
@@ -193,7 +193,7 @@ class PooledLlama:
         lease: Lease,
         done: Completion,
         logits: Logits,
-        sampler: Sampler,
+        sampler: LlamaSampler,
         limits: Limits,
     ) -> Generator[int, None, None]:
         try:
@@ -266,7 +266,7 @@ class PooledLlama:
 
         ``stop`` are texts that end it and are cut off; ``options`` as `stream` takes them.
         """
-        sampling = Sampling(
+        sampling = LlamaSampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
         )
         stops = (stop,) if stop and isinstance(stop, str) else tuple(stop or ())

@@ -16,7 +16,7 @@ CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class LlamaSampling:
     """How a token is chosen, as `llama_cpp.Llama.generate` names it; greedy as it stands.
 
     Raises:
@@ -39,10 +39,10 @@ class Sampling:
             raise ConfigError(f"top_k, seed: {self.top_k!r}, {self.seed!r}; need ints")
 
 
-class Sampler:
+class LlamaSampler:
     """Chooses one request's tokens. Close it."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: LlamaSampling) -> None:
         self._chain: Any = None
         if sampling.temperature > 0:
             params = llama_cpp.llama_sampler_chain_default_params()

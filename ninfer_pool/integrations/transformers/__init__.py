@@ -1,6 +1,6 @@
 """Causal models of Hugging Face transformers served through a pool (extra ``transformers``).
 
-    pip install "ninfer-pool[transformers]"
+    pip install '.[transformers]'    # from a checkout
 
 A hybrid model's cache refuses to be cropped, so the library computes a whole conversation again
 for every turn. Here the cache object is taken apart into the pool's pages and images and put
@@ -18,21 +18,28 @@ cuts of the prefill give the same bits; other cuts give logits that agree to rou
 
 from __future__ import annotations
 
+from ninfer_pool.errors import install_hint
+
 try:
     import torch as _torch  # noqa: F401
     import transformers as _transformers  # noqa: F401
 except ModuleNotFoundError as error:
-    message = f"needs {error.name}; run pip install 'ninfer-pool[transformers]'"
+    message = install_hint(error.name or "transformers", "transformers")
     raise ModuleNotFoundError(message, name=error.name) from None
 
 from ninfer_pool.integrations.transformers.engine import TransformersEngine
 from ninfer_pool.integrations.transformers.identity import namespace_of, weights_digest
-from ninfer_pool.integrations.transformers.pooled import Generated, PooledModel, Report, generate
+from ninfer_pool.integrations.transformers.pooled import (
+    Generated,
+    PooledModel,
+    ReuseReport,
+    generate,
+)
 
 __all__ = [
     "Generated",
     "PooledModel",
-    "Report",
+    "ReuseReport",
     "TransformersEngine",
     "generate",
     "namespace_of",

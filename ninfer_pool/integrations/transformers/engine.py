@@ -18,9 +18,9 @@ from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.core.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
 from ninfer_pool.errors import ConfigError
 from ninfer_pool.integrations.transformers.layout import (
-    Layout,
-    Region,
-    State,
+    CacheLayout,
+    LayerTensor,
+    StateTensor,
     put_kv,
     put_state,
     states_of,
@@ -86,7 +86,7 @@ class TransformersEngine:
     """
 
     def __init__(
-        self, model: Any, *, config: PoolConfig, layout: Layout, namespace: Namespace
+        self, model: Any, *, config: PoolConfig, layout: CacheLayout, namespace: Namespace
     ) -> None:
         self.model, self.config, self.layout, self.namespace = model, config, layout, namespace
         self.tolerance = TOLERANCE.get(model.dtype, LOW_PRECISION)
@@ -202,13 +202,13 @@ class TransformersEngine:
         self.slab[page] = 0xFF
 
 
-def _read(place: Region, rows: torch.Tensor, pages: torch.Tensor, count: int) -> torch.Tensor:
+def _read(place: LayerTensor, rows: torch.Tensor, pages: torch.Tensor, count: int) -> torch.Tensor:
     """The first ``count`` positions in ``pages``, as the library's layers have them."""
     heads = rows[pages].transpose(0, 1).flatten(1, 2)[:, :count]
     return heads[None].to(place.device)
 
 
-def _state(layer: Any, wanted: State) -> torch.Tensor:
+def _state(layer: Any, wanted: StateTensor) -> torch.Tensor:
     for kind, index, tensor in states_of(layer):
         if (kind, index) == (wanted.kind, wanted.index):
             _check(wanted.region, tensor, wanted.region.shape)
@@ -216,7 +216,7 @@ def _state(layer: Any, wanted: State) -> torch.Tensor:
     raise ConfigError(f"cache: layer {wanted.layer} has no {wanted.kind} state any more")
 
 
-def _check(place: Region, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+def _check(place: LayerTensor, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     if tensor.dtype != place.dtype or tuple(tensor.shape) != shape:
         raise ConfigError(
             f"cache: {tensor.dtype} {tuple(tensor.shape)}; at construction it was {place.dtype} "

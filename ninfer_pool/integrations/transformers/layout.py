@@ -29,7 +29,7 @@ SUPPORTED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class LayerTensor:
     """A tensor inside a row of bytes: its first byte, dtype and shape, and where it is used."""
 
     offset: int
@@ -53,29 +53,29 @@ class KeyValues:
     """Keys and values of one layer in a page, each (heads, page_tokens, width)."""
 
     layer: int
-    keys: Region
-    values: Region
+    keys: LayerTensor
+    values: LayerTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class StateTensor:
     """One per-sequence tensor of one layer in an image, as the layer has it: (1, …)."""
 
     layer: int
     index: int
     kind: str
     """``conv`` or ``recurrent``."""
-    region: Region
+    region: LayerTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class CacheLayout:
     """Where everything that a model's cache holds lies in its pages and its images."""
 
     page_tokens: int
     page: tuple[KeyValues, ...]
     page_bytes: int
-    image: tuple[State, ...]
+    image: tuple[StateTensor, ...]
     image_bytes: int
     """0 where every layer is plain attention."""
 
@@ -86,13 +86,13 @@ class _Packer:
     def __init__(self) -> None:
         self.end = 0
 
-    def take(self, tensor: torch.Tensor, *shape: int) -> Region:
-        place = Region(offset=self.end, dtype=tensor.dtype, shape=shape, device=tensor.device)
+    def take(self, tensor: torch.Tensor, *shape: int) -> LayerTensor:
+        place = LayerTensor(offset=self.end, dtype=tensor.dtype, shape=shape, device=tensor.device)
         self.end = -(-place.end // ALIGN) * ALIGN
         return place
 
 
-def layout_of(cache: Any, *, page_tokens: int) -> Layout:
+def layout_of(cache: Any, *, page_tokens: int) -> CacheLayout:
     """Return the layout of ``cache``, which some tokens of one sequence have gone through.
 
     Raises:
@@ -101,7 +101,7 @@ def layout_of(cache: Any, *, page_tokens: int) -> Layout:
     check_layers(cache)
     pages, images = _Packer(), _Packer()
     kv: list[KeyValues] = []
-    states: list[State] = []
+    states: list[StateTensor] = []
     for number, layer in enumerate(cache.layers):
         if isinstance(layer, WITH_KV) and layer.is_initialized:
             keys, values = layer.keys, layer.values
@@ -111,8 +111,8 @@ def layout_of(cache: Any, *, page_tokens: int) -> Layout:
             kv.append(KeyValues(layer=number, keys=places[0], values=places[1]))
         for kind, index, state in states_of(layer):
             place = images.take(state, *state.shape)
-            states.append(State(layer=number, index=index, kind=kind, region=place))
-    return Layout(
+            states.append(StateTensor(layer=number, index=index, kind=kind, region=place))
+    return CacheLayout(
         page_tokens=page_tokens,
         page=tuple(kv),
         page_bytes=pages.end,

@@ -24,7 +24,7 @@ from ninfer_pool.integrations.transformers.request import check_options, new_tok
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ReuseReport:
     """What the pool did for one call."""
 
     prompt_tokens: int
@@ -54,7 +54,7 @@ class Generated(NamedTuple):
 
     output: Any
     """What the library's ``generate`` returned: ids (1, n + new), or its output object."""
-    report: Report
+    report: ReuseReport
 
 
 class PooledModel:
@@ -178,7 +178,7 @@ class PooledModel:
         refusal = self.pool.last_refusal
         output = call_library(self.model, input_ids, options)
         count = input_ids.shape[1]
-        report = Report(
+        report = ReuseReport(
             prompt_tokens=count,
             reused_tokens=0,
             generated_tokens=sequences_of(output).shape[1] - count,
@@ -313,10 +313,10 @@ class _Call:
         self._engine.store(lease.lane, begin=lease.frontier, table=lease.pages)
         lease.advance(tokens)
 
-    def _report(self, output: Any) -> Report:
+    def _report(self, output: Any) -> ReuseReport:
         lease = self._lease
         count = len(lease.prompt)
-        return Report(
+        return ReuseReport(
             prompt_tokens=count,
             reused_tokens=lease.start,
             generated_tokens=sequences_of(output).shape[1] - count,

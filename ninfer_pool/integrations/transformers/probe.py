@@ -20,7 +20,7 @@ from ninfer_pool.integrations.transformers.engine import (
 )
 from ninfer_pool.integrations.transformers.layout import (
     SUPPORTED,
-    Layout,
+    CacheLayout,
     check_layers,
     layout_of,
 )
@@ -34,7 +34,7 @@ more, another order of the same sums as less."""
 GROWING_ROPE = ("dynamic", "longrope")
 
 
-def measure(model: Any, *, page_tokens: int) -> Layout:
+def measure(model: Any, *, page_tokens: int) -> CacheLayout:
     """Return the layout of ``model``'s pages and images, after a trial of nine tokens.
 
     The trial takes a sequence apart, puts it into a fresh cache object, goes on, and compares
@@ -108,7 +108,7 @@ def refuse_training(model: Any) -> None:
         raise ConfigError("model: in training mode; call model.eval() first")
 
 
-def pool_layout(layout: Layout) -> dict[str, Any]:
+def pool_layout(layout: CacheLayout) -> dict[str, Any]:
     """Return the fields of a `PoolConfig` that the model decides."""
     return {
         "page_bytes": layout.page_bytes,
@@ -122,7 +122,7 @@ def _whole(model: Any, tokens: Any) -> Logits:
     return run(model, tokens, fresh_cache(model)).cpu().numpy()
 
 
-def _resumed(model: Any, layout: Layout, tokens: Any) -> Logits:
+def _resumed(model: Any, layout: CacheLayout, tokens: Any) -> Logits:
     """The same logits by way of pages and an image: two tokens at once, then one."""
     images = -(-layout.image_bytes // layout.page_bytes)
     pages = -(-TOKENS // layout.page_tokens)

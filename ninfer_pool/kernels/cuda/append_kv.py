@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ninfer_pool.kernels.cuda.paging import GROUP_SIZE, PAGE, Layout
+from ninfer_pool.kernels.cuda.paging import GROUP_SIZE, PAGE, PageStrides
 from ninfer_pool.kernels.pages import GROUP, KVPages
 
 # Adding and taking away 1.5 × 2 ** 23 rounds a small fp32 number half to even, on every target.
@@ -67,7 +67,7 @@ def _append(
 
 def append_kv(cache: KVPages, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
     """See `reference.append_kv`: one program a token and head."""
-    layout = Layout.of(cache)
+    strides = PageStrides.of(cache)
     tokens, heads, dim = k.shape
     if not tokens:
         return
@@ -78,10 +78,10 @@ def append_kv(cache: KVPages, k: torch.Tensor, v: torch.Tensor, slots: torch.Ten
         slots,
         cache.k,
         cache.v,
-        layout.k_scale,
-        layout.v_scale,
-        layout.page_stride,
-        layout.scale_stride,
+        strides.k_scale,
+        strides.v_scale,
+        strides.page_stride,
+        strides.scale_stride,
         k.stride(0),
         v.stride(0),
         DIM=dim,

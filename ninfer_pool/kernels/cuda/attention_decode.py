@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ninfer_pool.kernels.cuda.device import attention_tile, precision, stages
-from ninfer_pool.kernels.cuda.paging import PAGE, Layout, attend, load_tile
+from ninfer_pool.kernels.cuda.paging import PAGE, PageStrides, attend, load_tile
 from ninfer_pool.kernels.pages import KVPages
 
 PIECE = 8
@@ -126,7 +126,7 @@ def attention_decode(
     first: int = 0,
 ) -> torch.Tensor:
     """See `reference.attention_decode`. Flash-decoding (Dao and others 2023) with fixed pieces."""
-    layout = Layout.of(cache)
+    strides = PageStrides.of(cache)
     rows, heads, dim = q.shape
     pieces, repeats = triton.cdiv(tables.shape[1], PIECE), heads // cache.heads
     q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -140,10 +140,10 @@ def attention_decode(
         sums,
         cache.k,
         cache.v,
-        layout.k_scale,
-        layout.v_scale,
-        layout.page_stride,
-        layout.scale_stride,
+        strides.k_scale,
+        strides.v_scale,
+        strides.page_stride,
+        strides.scale_stride,
         tables,
         tables.stride(0),
         lengths,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ninfer_pool.kernels.cuda.device import attention_tile, precision, stages
-from ninfer_pool.kernels.cuda.paging import PAGE, Layout, attend, load_tile
+from ninfer_pool.kernels.cuda.paging import PAGE, PageStrides, attend, load_tile
 from ninfer_pool.kernels.pages import KVPages
 
 
@@ -86,7 +86,7 @@ def attention_prefill(
     first: int = 0,
 ) -> torch.Tensor:
     """See `reference.attention_prefill`. The softmax runs online, in base two (Milakov 2018)."""
-    layout = Layout.of(cache)
+    strides = PageStrides.of(cache)
     tokens, heads, dim = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     q = q if q.stride()[1:] == (dim, 1) else q.contiguous()
@@ -96,10 +96,10 @@ def attention_prefill(
         out,
         cache.k,
         cache.v,
-        layout.k_scale,
-        layout.v_scale,
-        layout.page_stride,
-        layout.scale_stride,
+        strides.k_scale,
+        strides.v_scale,
+        strides.page_stride,
+        strides.scale_stride,
         table,
         q.stride(0),
         begin,

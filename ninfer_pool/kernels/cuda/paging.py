@@ -17,7 +17,7 @@ GROUP_SIZE = tl.constexpr(GROUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class PageStrides:
     """How a kernel addresses `KVPages`: within a page (G, 64, D) lies dense."""
 
     page_stride: int
@@ -28,8 +28,8 @@ class Layout:
     v_scale: torch.Tensor
 
     @classmethod
-    def of(cls, cache: KVPages) -> Layout:
-        """Return the layout of ``cache``, checked."""
+    def of(cls, cache: KVPages) -> PageStrides:
+        """Return the strides of ``cache``, checked."""
         k, v = cache.k, cache.v
         k_scale = k if cache.k_scale is None else cache.k_scale
         v_scale = v if cache.v_scale is None else cache.v_scale

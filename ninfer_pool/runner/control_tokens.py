@@ -25,7 +25,7 @@ NOTHING = re.compile(r"(?!)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
+class RenderedText:
     """A rendered prompt without marks, and the positions of characters that had one."""
 
     text: str
@@ -37,7 +37,7 @@ class Rendered:
         return at < len(self.own) and self.own[at] < end
 
 
-class Guard:
+class ControlTokenGuard:
     """Marks the strings of a request.
 
     ``controls`` are the strings of control tokens, ``headers`` further ones that only a template
@@ -116,11 +116,11 @@ class Guard:
             yield _spaces(text)
 
 
-def unmarked(text: str, mark: str) -> Rendered:
+def unmarked(text: str, mark: str) -> RenderedText:
     """Take the marks out of a rendered prompt."""
     parts = text.split(mark)
     ends = itertools.accumulate(map(len, parts[:-1]))
-    return Rendered(text="".join(parts), own=tuple(ends))
+    return RenderedText(text="".join(parts), own=tuple(ends))
 
 
 def any_of(strings: Iterable[str]) -> re.Pattern[str]:
