@@ -1,4 +1,4 @@
-"""Who may call: the API key, and which pages a browser may call from."""
+"""Access control: the API key, and the web pages that a browser may call from."""
 
 from __future__ import annotations
 
@@ -18,70 +18,80 @@ OPEN = ("/health",)
 
 
 class AccessGuard:
-    """Lets a request through that shows the key and comes from no foreign page.
+    """Middleware that passes a request with the right key and from an allowed web page.
 
-    The key comes as ``Authorization: Bearer``, as ``x-api-key``, or as the password of HTTP Basic,
-    for which browsers ask. A request that names an origin, as browsers' do, is refused
-    unless it is the server's own or one of ``origins``: without that, any page that a person
-    opens could use a server on that person's machine. A page whose name was made to point to
-    this machine would seem the server's own, so without a key a name that is not this machine's
-    is refused where the connection comes from this machine.
+    The key is sent as ``Authorization: Bearer``, as ``x-api-key``, or as the password of HTTP
+    Basic, which browsers prompt for.
+
+    A browser names the origin of the page that sends a request. It must be the server's own or one
+    of ``origins``: otherwise any page open in a browser could use a server on that machine. An
+    attacker's domain that resolves to this machine would look like the server's own. So without a
+    key, a local connection must use a name of this machine.
     """
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, origins: Sequence[str]) -> None:
         self._app = app
         self._key = None if api_key is None else api_key.encode()
         self._origins = frozenset(origins)
-        self._names = frozenset(_hostname(_place(origin)) for origin in origins)
+        self._names = frozenset(_hostname(_host(origin)) for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        error = self._refusal(scope, headers)
-        if error is None:
-            await self._app(scope, receive, send)
-            return
-        messages = scope["path"].startswith("/v1/messages")
-        ask = {"www-authenticate": 'Basic realm="ninfer-pool"'} if error.status == 401 else {}
-        content = error.anthropic() if messages else error.openai()
-        await JSONResponse(content, status_code=error.status, headers=ask)(scope, receive, send)
+        answer: ASGIApp = self._app
+        if scope["type"] == "http" and (error := self._refusal(scope, Headers(scope=scope))):
+            answer = _response(error, anthropic=scope["path"].startswith("/v1/messages"))
+        await answer(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         origin, host = headers.get("origin"), headers.get("host", "")
-        if origin is not None and not self._welcome(origin, host):
-            told = f"pages of {origin} may not call; start the server with --cors {origin}"
-            return ApiError(403, told)
+        if origin is not None and not self._allows(origin, host):
+            return ApiError(
+                403, f"pages of {origin} may not call; start the server with --cors {origin}"
+            )
         if scope["path"] in OPEN:
             return None
-        if self._key is None and _from_here(scope) and not self._known(host):
-            told = f"Host {host}: not a name of this machine; start the server with --api-key"
-            return ApiError(403, f"{told} or --cors http://{host}")
-        if self._key is None or self._shown(headers):
+        if self._key is None:
+            if not _is_local(scope) or self._has_name(host):
+                return None
+            return ApiError(
+                403,
+                f"Host {host}: not a name of this machine; start the server with --api-key "
+                f"or --cors http://{host}",
+            )
+        if any(secrets.compare_digest(each, self._key) for each in _keys(headers)):
             return None
-        told = "no valid API key; send it as Authorization: Bearer or x-api-key"
-        return ApiError(401, told)
+        return ApiError(401, "no valid API key; send it as Authorization: Bearer or x-api-key")
 
-    def _welcome(self, origin: str, host: str) -> bool:
+    def _allows(self, origin: str, host: str) -> bool:
         if "*" in self._origins or origin in self._origins:
             return True
-        return bool(host) and _place(origin) == host
+        return bool(host) and _host(origin) == host
 
-    def _known(self, host: str) -> bool:
+    def _has_name(self, host: str) -> bool:
+        """Return whether a Host cannot be an attacker's name for this machine.
+
+        Addresses cannot, nor names without a dot: public name servers have none.
+        """
         name = _hostname(host)
-        return "*" in self._origins or name in self._names or _of_this_machine(name)
+        if "*" in self._origins or name in self._names:
+            return True
+        return "." not in name or name.endswith(".localhost") or _address(name) is not None
 
-    def _shown(self, headers: Headers) -> bool:
-        # Headers were read as Latin-1: this gives the bytes that were sent.
-        shown = [headers.get("x-api-key", "").encode("latin-1")]
-        scheme, _, rest = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            shown.append(rest.strip().encode("latin-1"))
-        elif scheme.lower() == "basic":
-            shown.append(_password(rest.strip()))
-        assert self._key is not None
-        return any(secrets.compare_digest(each, self._key) for each in shown if each)
+
+def _response(error: ApiError, *, anthropic: bool) -> JSONResponse:
+    prompt = {"www-authenticate": 'Basic realm="ninfer-pool"'} if error.status == 401 else {}
+    content = error.anthropic() if anthropic else error.openai()
+    return JSONResponse(content, status_code=error.status, headers=prompt)
+
+
+def _keys(headers: Headers) -> list[bytes]:
+    """Return every key that a request sends, as bytes; headers were decoded as Latin-1."""
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    keys = [headers.get("x-api-key", "").encode("latin-1")]
+    if scheme.lower() == "bearer":
+        keys.append(credentials.strip().encode("latin-1"))
+    elif scheme.lower() == "basic":
+        keys.append(_password(credentials.strip()))
+    return [key for key in keys if key]
 
 
 def _password(credentials: str) -> bytes:
@@ -91,21 +101,22 @@ def _password(credentials: str) -> bytes:
         return b""
 
 
-def _from_here(scope: Scope) -> bool:
-    """Whether the connection was made to an address that only this machine reaches."""
+def _is_local(scope: Scope) -> bool:
+    """Return whether the connection was made to an address that only this machine reaches."""
     server = scope.get("server")
-    return server is not None and _is_loopback(server[0])
+    address = _address(server[0]) if server else None
+    return address is not None and address.is_loopback
 
 
-def _is_loopback(host: str) -> bool:
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
 
 
-def _place(origin: str) -> str:
-    """Host and port of an origin; none of "null", of pages that hide where they come from."""
+def _host(origin: str) -> str:
+    """Return host and port of an origin; empty for "null", a page without an origin."""
     return origin.partition("://")[2]
 
 
@@ -114,17 +125,3 @@ def _hostname(host: str) -> str:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:
         return host
-
-
-def _of_this_machine(name: str) -> bool:
-    """Whether a Host is one that nobody elsewhere can point at this machine.
-
-    Those are addresses, and names without a dot, which the world's name servers do not have.
-    """
-    if "." not in name or name.endswith(".localhost"):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""What goes wrong with a request, and how each dialect of HTTP says so."""
+"""Errors of a request, and their bodies in each dialect of HTTP."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ class ApiError(PoolError):
     Args:
         status: of HTTP, 400 to 599.
         message: names the field, its value and what would be right.
-        kind: the type that OpenAI's clients are told; None: what the status says. Anthropic's
-            clients are always told what the status says.
-        param: the path of the field at fault, for OpenAI's clients.
-        code: a word for programs, for OpenAI's clients; None: what the status says.
-        details: what Anthropic's clients look up to go on in another way.
+        kind: the type in OpenAI's body; None: the status's. Anthropic's body has the status's.
+        param: the path of the invalid field, in OpenAI's body.
+        code: a word for programs, in OpenAI's body; None: the status's.
+        details: fields that Anthropic's clients read to recover.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class ApiError(PoolError):
 
     @classmethod
     def of(cls, error: PoolError) -> ApiError:
-        """Make an answer of what the package raised: the request's fault, unless the model's."""
+        """Turn an error of the package into an answer: the request's fault, or the model's."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, ModelError):
@@ -101,8 +100,8 @@ def context_exceeded(
 ) -> ApiError:
     """Make the error for a request that its model's context cannot hold.
 
-    The words "prompt is too long: N tokens > M maximum" are what agents look for before they
-    compact a conversation.
+    Agents look for "prompt is too long: N tokens > M maximum" before they compact a
+    conversation.
     """
     message = (
         f"prompt is too long: {prompt_tokens + max_tokens} tokens > {context} maximum: "

@@ -1,4 +1,4 @@
-"""How a server is set up, beyond the runner that it serves."""
+"""The settings of a server, except those of its runner."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What every request is served under.
+    """The settings that every request is served under.
 
     Args:
-        model_ids: names that the model answers to, the one it is listed under first.
-        api_key: what clients must show, but for ``/health``; None: nothing.
-        default_max_tokens: new tokens of a request that does not say how many.
-        max_request_bytes: a larger body is refused.
-        max_queue: requests that may wait for a lane; more are refused.
-        shutdown_seconds: from being told to stop to the end.
+        model_ids: names of the model; the first is the one that is listed.
+        api_key: required of clients, except for ``/health``; None: not required.
+        default_max_tokens: new tokens of a request that sets no limit.
+        max_request_bytes: a larger body is rejected.
+        max_queue: requests that may wait for a lane; more are rejected.
+        shutdown_seconds: from the signal to stop to the end of the process.
         cors: origins whose pages may call, ``*`` for all.
-        read, retain: False: no request resumes, or leaves, anything.
-        single_lane: every request is retained and takes the place of the last, as in an engine
-            with one lane and no pool.
-        template: arguments of the chat template where a request says nothing.
+        read, retain: False: no request resumes, or leaves, an entry.
+        single_lane: every request is retained and replaces the last, as in an engine with one
+            lane and no pool.
+        template: arguments of the chat template where a request sets none.
     """
 
     model_ids: tuple[str, ...]

@@ -1,27 +1,28 @@
-"""What the pool's own endpoints answer: sizes, positions and reasons, never text or tokens."""
+"""The JSON of the pool's own endpoints: sizes, positions and reasons, never text or tokens."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
-from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.core.results import EntryInfo, TierStats, reuse_of
 from ninfer_pool.server.errors import ApiError
+from ninfer_pool.server.pool_metrics import bytes_by_use
 from ninfer_pool.server.recent import Past
 from ninfer_pool.server.request import Asked, Request, tier_of
 from ninfer_pool.server.service import Service
 
 MOST_ENTRIES = 256
-"""Entries that are told one by one, the newest first."""
+"""Entries listed one by one, the newest first."""
 
 
 def pool(service: Service, *, salt: str | None) -> dict[str, Any]:
-    """Return what ``GET /pool`` answers to a tenant; totals of bytes are everybody's."""
+    """Return the answer to ``GET /pool`` for a tenant; byte totals count every tenant."""
     config, stats = service.runner.pool.config, service.runner.pool.stats()
-    size, capacity = config.page_bytes, service.runner.capacity
+    uses = bytes_by_use(stats, page_bytes=config.page_bytes)
+    capacity = service.runner.capacity
     tenant = service.recent.of(salt)
     return {
         "model": service.settings.model_ids[0],
@@ -34,7 +35,7 @@ def pool(service: Service, *, salt: str | None) -> dict[str, Any]:
         "capacity": {
             "tokens": capacity.tokens,
             "conversations": capacity.conversations,
-            "page_bytes": size,
+            "page_bytes": config.page_bytes,
             "image_bytes": capacity.image_bytes,
             "text": str(capacity),
         },
@@ -42,17 +43,17 @@ def pool(service: Service, *, salt: str | None) -> dict[str, Any]:
         "running": service.engine.running,
         "queued": service.engine.queued,
         "bytes": {
-            "total": stats.pages_total * size,
-            "free": stats.pages_free * size,
+            "total": sum(uses.values()),
+            "free": uses["free"],
             "retained": stats.retained_bytes,
-            "kv": stats.retained_bytes - stats.image_bytes,
-            "images": stats.image_bytes,
+            "kv": uses["kv"],
+            "images": uses["image"],
             "pinned": stats.pinned_bytes,
-            "running": (stats.pages_total - stats.pages_free) * size - stats.retained_bytes,
+            "running": uses["running"],
         },
         "pages": {"total": stats.pages_total, "free": stats.pages_free},
         "entries": [_entry(service, info) for info in _visible(service, salt)],
-        # They count everybody's requests: an operator's, who asks without a salt.
+        # They count every tenant's requests: only for an operator, who gives no salt.
         "counters": dataclasses.asdict(stats.counters) if salt is None else None,
         "totals": tenant.totals(),
         "history": list(tenant.history),
@@ -62,16 +63,14 @@ def pool(service: Service, *, salt: str | None) -> dict[str, Any]:
 
 
 def _visible(service: Service, salt: str | None) -> list[EntryInfo]:
-    def mine(namespace: Namespace) -> bool:
-        return namespace.salt == salt
-
-    return service.runner.pool.entries(where=mine, newest=MOST_ENTRIES)[::-1]
+    entries = service.runner.pool.entries(where=lambda n: n.salt == salt, newest=MOST_ENTRIES)
+    return entries[::-1]
 
 
 def _entry(service: Service, info: EntryInfo) -> dict[str, Any]:
-    # How old an entry is that lies only below the device is not known: it may be another run's.
-    below = info.tier != "device"
-    age, idle = (None, None) if below else service.metrics.ages(info.entry)
+    # An entry below the device may be from an earlier run: its age is unknown.
+    on_device = info.tier == "device"
+    age, idle = service.metrics.ages(info.entry) if on_device else (None, None)
     superseded = set(info.superseded)
     return {
         "key": info.key,
@@ -95,11 +94,11 @@ def _entry(service: Service, info: EntryInfo) -> dict[str, Any]:
 
 
 def _tier(stats: TierStats, salt: str | None) -> dict[str, Any]:
-    """What a tier below the device holds; all but its bytes is an operator's, without a salt."""
-    told = dataclasses.asdict(stats)
-    everybodys = ("tier", "bytes", "budget_bytes")
+    """Describe a tier below the device; under a salt, its bytes alone."""
+    public = ("tier", "bytes", "budget_bytes")
     return {
-        name: value if salt is None or name in everybodys else None for name, value in told.items()
+        name: value if salt is None or name in public else None
+        for name, value in dataclasses.asdict(stats).items()
     }
 
 
@@ -114,7 +113,7 @@ def _lanes(service: Service, salt: str | None) -> list[dict[str, Any]]:
 
 
 def _lane(lane: int, state: str) -> dict[str, Any]:
-    """A lane of which nothing more is told; ``busy``: another tenant's."""
+    """Describe an idle lane, or one that is ``busy`` with another tenant's request."""
     nothing = dict.fromkeys(("prompt_tokens", "cached_tokens", "position", "output_tokens"), 0)
     return {"lane": lane, "state": state, "request": None, **nothing, "reuse": None, "tier": None}
 
@@ -164,7 +163,7 @@ def _request(past: Past) -> dict[str, Any]:
 
 
 def explanation(service: Service, asked: Asked) -> dict[str, Any]:
-    """Return what ``POST /pool/explain`` answers: what the request would find, and why."""
+    """Return the answer to ``POST /pool/explain``: how deep the request would hit, and why."""
     found = service.explain(asked)
     parted = found.diverged_at
     return {
@@ -187,72 +186,68 @@ def explanation(service: Service, asked: Asked) -> dict[str, Any]:
 
 
 def entry(service: Service, key: str, *, salt: str | None) -> dict[str, Any]:
-    """Return what ``GET /pool/entries/{key}`` answers: the entry, and what it means."""
+    """Return the answer to ``GET /pool/entries/{key}``: the entry, in figures and in words."""
     entries = [each for each in service.runner.pool.find(key) if each.namespace.salt == salt]
     if not entries:
         raise ApiError(404, f"no entry has the key {key!r}", param="key")
-    told = _entry(service, entries[0])
-    past = list(service.recent.of(salt).requests)
-    requests = [_request(each) for each in past if each.report.key == key]
-    return {"entry": told, "explanation": _sentences(told, requests), "requests": requests}
-
-
-def _sentences(told: dict[str, Any], requests: list[dict[str, Any]]) -> list[str]:
-    """Say in words what an entry spares, what it costs, and when it would go."""
-    useful = [each for each in told["checkpoints"] if not each["superseded"]]
-    points = ", ".join(f"{each['position']:,} ({each['kind']})" for each in useful)
-    lines = [
-        f"A prompt that begins with these {told['tokens']:,} tokens resumes at the deepest of its "
-        f"checkpoints that the prompt reaches: {points}.",
-        f"Only this entry holds {told['bytes']:,} bytes: {told['kv_bytes']:,} of KV, "
-        f"{told['image_bytes']:,} of states. That is what evicting it frees.",
-        *_place(told),
-        _uses(told),
-        *_fate(told),
+    info = _entry(service, entries[0])
+    requests = [
+        _request(past) for past in list(service.recent.of(salt).requests) if past.report.key == key
     ]
+    return {"entry": info, "explanation": list(_sentences(info, requests)), "requests": requests}
+
+
+def _sentences(info: dict[str, Any], requests: list[dict[str, Any]]) -> Iterator[str]:
+    """Describe what an entry makes resumable, what it costs, and when it would be evicted."""
+    points = [point for point in info["checkpoints"] if not point["superseded"]]
+    listed = ", ".join(f"{point['position']:,} ({point['kind']})" for point in points)
+    yield (
+        f"A prompt that begins with these {info['tokens']:,} tokens resumes at the deepest of its "
+        f"checkpoints that the prompt reaches: {listed}."
+    )
+    yield (
+        f"Only this entry holds {info['bytes']:,} bytes: {info['kv_bytes']:,} of KV, "
+        f"{info['image_bytes']:,} of states. Evicting it frees them."
+    )
+    if info["tier"] != "device":
+        yield (
+            f"It is stored in the {info['tier']} tier: a request that resumes from it has that "
+            "checkpoint promoted to the device first."
+        )
+    yield _hits(info["hits"], info["idle_seconds"])
+    yield _fate(info)
+    superseded = len(info["checkpoints"]) - len(points)
+    if superseded:
+        yield f"{superseded} of its checkpoints are superseded: evicted before any entry is."
     if requests:
         last = requests[0]
-        lines.append(
+        yield (
             f"Request {last['request']} left it: {last['cached_tokens']:,} of its "
             f"{last['prompt_tokens']:,} prompt tokens were resumed ({last['reuse']}, "
             f"{last['reason']})."
         )
-    return lines
 
 
-def _uses(told: dict[str, Any]) -> str:
-    if not told["hits"]:
+def _hits(hits: int, idle_seconds: float | None) -> str:
+    if not hits:
         return "No request has resumed from it yet."
-    times = "once" if told["hits"] == 1 else f"{told['hits']:,} times"
-    if told["idle_seconds"] is None:
-        return f"It was resumed {times}."
-    return f"It was resumed {times}, the last time {told['idle_seconds']:,.0f} seconds ago."
+    times = "once" if hits == 1 else f"{hits:,} times"
+    last = "" if idle_seconds is None else f", the last time {idle_seconds:,.0f} seconds ago"
+    return f"It was resumed {times}{last}."
 
 
-def _place(told: dict[str, Any]) -> Iterable[str]:
-    if told["tier"] != "device":
-        yield (
-            f"It lies in the {told['tier']} tier: a request that resumes from it has that "
-            "checkpoint brought back to the device first."
-        )
-
-
-def _fate(told: dict[str, Any]) -> Iterable[str]:
-    if told["pinned"]:
-        yield "It is pinned: nothing evicts it until it is unpinned."
-    elif told["released"]:
-        yield "Its conversation is over (released): it goes before others of its priority."
-    else:
-        yield "It goes when room is needed and the policy ranks it lowest."
-    superseded = [each for each in told["checkpoints"] if each["superseded"]]
-    if superseded:
-        yield f"{len(superseded)} of its checkpoints are superseded: they go before any entry does."
+def _fate(info: dict[str, Any]) -> str:
+    if info["pinned"]:
+        return "It is pinned: never evicted until it is unpinned."
+    if info["released"]:
+        return "Its conversation is over (released): evicted before others of its priority."
+    return "It is evicted when room is needed and the policy ranks it lowest."
 
 
 def clear(service: Service, *, salt: str | None) -> dict[str, int]:
-    """Remove a tenant's entries, or everybody's where no salt is given; tell how many went.
+    """Evict the entries of one tenant, or all entries where no salt is given; count them.
 
-    What is pinned or being resumed from is kept.
+    Entries that are pinned or being resumed are kept.
     """
     inner = service.runner.pool
     with inner.lock:
