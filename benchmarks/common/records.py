@@ -11,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "measurements"
+Record: TypeAlias = dict[str, Any]
 SIMULATE = ("-m", "ninfer_pool", "simulate")
 EIGHT, THIRTY_TWO = (f"tests/data/claude_code_{lanes}_lanes.jsonl.gz" for lanes in (8, 32))
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -41,9 +42,14 @@ def path(name: str) -> Path:
     return FOLDER / f"{name}.json"
 
 
-def record(name: str) -> dict[str, Any]:
+def record(name: str) -> Record:
     """Read a record."""
-    found: dict[str, Any] = json.loads(path(name).read_text(encoding="utf-8"))
+    return parsed(path(name).read_text(encoding="utf-8"))
+
+
+def parsed(text: str) -> Record:
+    """Parse the text of a record."""
+    found: Record = json.loads(text)
     return found
 
 
@@ -54,10 +60,10 @@ def made(name: str) -> str:
         plot = ["--plot", str(Path(folder) / "demo.html")] if name == "demo" else []
         command = [sys.executable, *COMMANDS[name], *plot, "--json", str(out)]
         subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-        return text(json.loads(out.read_text(encoding="utf-8")))
+        return compact(json.loads(out.read_text(encoding="utf-8")))
 
 
-def text(written: dict[str, Any]) -> str:
+def compact(written: Record) -> str:
     """Return a record with one line per element of its lists, and without what no table shows."""
     for run in written.get("runs", ()):
         run.pop("lookup_us", None)  # the one measured field of a simulation

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,8 +29,11 @@ from benchmarks.common.timing import Microseconds
 from ninfer_pool.core.policy import POLICIES
 from ninfer_pool.core.sizes import format_bytes, parse_size
 from ninfer_pool.sim import report as simulated
+from ninfer_pool.sim.geometry import load_geometry
 
 MARKER = re.compile(r"<!-- (table|rate|measured|ratio|count): ([^>]+?) -->(.*?)<!-- end -->", re.S)
+
+FIGURE = ROOT / "docs" / "hit-rate.svg"
 
 Rows = Sequence[Sequence[str]]
 
@@ -109,7 +113,7 @@ def policy_results() -> str:
     runs = record("32_lanes")["runs"]
     sizes = simulated.points(runs, "entries")
     head = [f"`{runs[0]['trace']}`, {runs[0]['requests']:,} requests", *(f"K = {k}" for k in sizes)]
-    names = sorted(POLICIES, key=lambda name: -_mean_rate(runs, name))
+    names = sorted(POLICIES, key=lambda name: -_total_rate(runs, name))
     rows = [
         [f"`{name}`", *(rate(f"32_lanes {name} K={k}") for k in sizes)]
         for name in (*names, "clairvoyant")
@@ -119,15 +123,15 @@ def policy_results() -> str:
     return markdown(head, [*rows, [gap, *(f"{each:.0%}".replace("%", " %") for each in gaps)]])
 
 
-def _mean_rate(runs: Sequence[Any], policy: str) -> float:
-    return sum(run["hit_rate"] for run in runs if run["policy"] == policy)
+def _total_rate(runs: Sequence[Any], policy: str) -> float:
+    return float(sum(run["hit_rate"] for run in runs if run["policy"] == policy))
 
 
 def policy_bytes() -> str:
     """Return the hit rates of every policy by bytes, on the trace that is shipped."""
     runs = record("side_requests")["runs"]
     sizes = simulated.points(runs, "budget_bytes")
-    names = sorted(POLICIES, key=lambda name: -_mean_rate(runs, name))
+    names = sorted(POLICIES, key=lambda name: -_total_rate(runs, name))
     rows = [
         [f"`{name}`", *(rate(f"side_requests {name} {size}") for size in sizes)]
         for name in (*names, "clairvoyant")
@@ -145,6 +149,15 @@ def simulated_sweep() -> str:
 def simulated_tiers() -> str:
     """Return what `ninfer-pool simulate` prints of tiers below the device."""
     return f"```text\n{simulated.tier_table(record('below')['runs'], 'budget_bytes').text()}\n```"
+
+
+def figure() -> bytes:
+    """Return the figure of the README: every policy on the trace that is shipped."""
+    from ninfer_pool.sim.plot import plot
+
+    runs = record("side_requests")["runs"]
+    sizes = load_geometry(runs[0]["model"]).sizes(kv=runs[0]["kv"], mtp=runs[0]["mtp"])
+    return plot([runs], suffix=".svg", sizes=sizes)
 
 
 # -- measured ---------------------------------------------------------------------------------
@@ -193,7 +206,8 @@ def peer_medians() -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
     names = list(dict.fromkeys(row["peer"] for row in found["peers"]))
     theirs = {(*_case(row), row["peer"]): row["us"]["median"] for row in found["peers"]}
     for row in found["results"]:
-        times = {name: theirs[*_case(row), name] for name in names if (*_case(row), name) in theirs}
+        keys = {name: (*_case(row), name) for name in names}
+        times = {name: theirs[key] for name, key in keys.items() if key in theirs}
         if times:
             yield row, times
 
@@ -291,7 +305,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "core": core_table,
     "peers": peer_table,
     "peer-summary": peer_summary,
-    **{file: (lambda file=file: ratio_table(file)) for file in ("runner", "tiers", "server")},
+    **{file: partial(ratio_table, file) for file in ("runner", "tiers", "server")},
 }
 COUNTS: dict[str, Callable[[], int]] = {
     "policies": lambda: len(POLICIES),
