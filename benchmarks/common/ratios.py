@@ -21,7 +21,17 @@ CAVEAT = (
     "What is compared runs in turn in the same process; what carries over to another machine is "
     "the ratio of the two medians."
 )
-HEAD = ("op", "shape", "compared with", "median µs", "p90 µs", "floor µs", "ratio", "figure", "note")
+HEAD = (
+    "op",
+    "shape",
+    "compared with",
+    "median µs",
+    "p90 µs",
+    "floor µs",
+    "ratio",
+    "figure",
+    "note",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
