@@ -1,7 +1,7 @@
 """The console command `ninfer-pool`: simulate, trace, generate, serve, store, demo, bench.
 
-Everything a person can get wrong is checked before anything runs: one line on stderr, exit code 2
-and no output file. Imports that take time wait inside the command that needs them.
+Each command checks its whole command line before it runs: a mistake is one line on stderr, exit
+code 2 and no output file. Imports that take time are inside the command that needs them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import Any, NoReturn
 from ninfer_pool.demo.arguments import add_demo
 from ninfer_pool.errors import PoolError, UsageError, install_hint
 from ninfer_pool.server.options import add_serve
-from ninfer_pool.sim import options
 from ninfer_pool.sim.arguments import add_simulate
-from ninfer_pool.sim.command import simulate
+from ninfer_pool.sim.options import argument, parse_count
 
 TRACE_SOURCES = ("mooncake", "kv-cache-tester", "openai-jsonl", "server-log")
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -31,8 +30,10 @@ BENCHMARKS = ("core", "peers", "runner", "server", "tiers", "hit_rate_vs_k")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code: 0, 1 where `store verify` found damage, 2 on a
-    caller's mistake, 130 on Ctrl-C."""
+    """Run one command line and return its exit code.
+
+    0; 1 where `store verify` found damage; 2 on a caller's mistake; 130 on Ctrl-C.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without "…" or a trace's letters
     try:
@@ -40,26 +41,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = args.run(args)
         sys.stdout.flush()
     except PoolError as error:
-        return _complain(str(error))
+        return _refuse(str(error))
     except BrokenPipeError:
-        # The reader has gone; keep the interpreter from complaining when it flushes at exit.
+        # The reader has closed the pipe; the flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{where}{error.strerror or error}")
+        return _refuse(f"{where}{error.strerror or error}")
     except KeyboardInterrupt:
         return INTERRUPTED
     return int(code or 0)
 
 
-def _complain(message: str) -> int:
+def _refuse(message: str) -> int:
     print("ninfer-pool: error:", " ".join(message.splitlines()), file=sys.stderr)
     return 2
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; traces may stand between the options, where argparse loses them."""
+    """Parse a command line; argparse loses traces between options, so they are added here."""
     parser = _parser(argv)
     args, rest = parser.parse_known_args(_join_negatives(argv))
     unknown = [word for word in rest if word.startswith("-") or "traces" not in args]
@@ -71,7 +72,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _join_negatives(argv: Sequence[str]) -> list[str]:
-    """Write `--budget -1GiB` as one word, so that the complaint is about the value."""
+    """Write `--budget -1GiB` as one word, so that the error names the value."""
     words: list[str] = []
     for word in argv:
         option = bool(words) and words[-1].startswith("--") and words[-1] != "--"
@@ -85,7 +86,7 @@ def _join_negatives(argv: Sequence[str]) -> list[str]:
 class _Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
-        self.set_defaults(parser=self)  # the deepest one's is what a command line ends with
+        self.set_defaults(parser=self)  # the parser of the innermost command wins
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
@@ -106,22 +107,19 @@ def _parser(argv: Sequence[str]) -> _Parser:
     parser = _Parser(prog="ninfer-pool", description="Prefix reuse for hybrid models, sized.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    simulated = commands.add_parser("simulate", help="hit rate against K and bytes on a trace")
-    add_simulate(simulated)
-    simulated.set_defaults(run=simulate)
-    trace = commands.add_parser("trace", help="convert a trace, or tell what it holds")
-    verbs = trace.add_subparsers(required=True, metavar="convert|info")
-    _add_convert(verbs.add_parser("convert", help="make a trace from a log of another format"))
-    _add_info(verbs.add_parser("info", help="tell what a trace holds"))
-    _add_generate(commands.add_parser("generate", help="ask a model, see what was reused"))
+    simulate = commands.add_parser("simulate", help="hit rate against K and bytes on a trace")
+    add_simulate(simulate)
+    simulate.set_defaults(run=_simulate)
+    _add_trace(commands.add_parser("trace", help="convert a log to a trace, or summarize one"))
+    _add_generate(commands.add_parser("generate", help="run a model and print the reused tokens"))
     demo = commands.add_parser("demo", help="everyday requests, with one lane and with the pool")
     add_demo(demo)
     demo.set_defaults(run=_demo)
     serve = commands.add_parser("serve", help="an HTTP server for OpenAI's and Anthropic's clients")
     add_serve(serve)
     serve.set_defaults(run=_serve)
-    store = commands.add_parser("store", help="look at and tidy a folder of --disk-dir")
-    if list(argv[:1]) == ["store"]:  # its options bring the tiers along; others do without
+    store = commands.add_parser("store", help="list, check and clean a folder of --disk-dir")
+    if list(argv[:1]) == ["store"]:  # its options import the tiers
         from ninfer_pool.tiers.disk.store_command import add_store
 
         add_store(store)
@@ -132,46 +130,60 @@ def _parser(argv: Sequence[str]) -> _Parser:
     return parser
 
 
-def _add_convert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--from", dest="source", required=True, choices=TRACE_SOURCES)
-    parser.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="FILE",
-        help="for openai-jsonl: count tokens with it, not UTF-8 bytes",
-    )
-    parser.add_argument("input", type=Path, metavar="IN")
-    parser.add_argument("output", type=Path, metavar="OUT")
-    parser.set_defaults(run=_convert)
-
-
-def _add_info(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE")
-    parser.set_defaults(run=_info)
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(required=True, metavar="convert|info")
+    convert = verbs.add_parser("convert", help="make a trace from a log of another format")
+    convert.add_argument("--from", dest="source", required=True, choices=TRACE_SOURCES)
+    tokenizer = "for openai-jsonl: count its tokens instead of UTF-8 bytes"
+    convert.add_argument("--tokenizer", type=Path, metavar="FILE", help=tokenizer)
+    convert.add_argument("input", type=Path, metavar="IN")
+    convert.add_argument("output", type=Path, metavar="OUT")
+    convert.set_defaults(run=_convert)
+    info = verbs.add_parser("info", help="print what a trace holds")
+    info.add_argument("file", type=Path, metavar="FILE")
+    info.set_defaults(run=_info)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("prompt", nargs="*", metavar="PROMPT", help='what to say; "-" or none: standard input')
-    add("--system", metavar="TEXT", help="a system message before it")
+    add, count = parser.add_argument, argument(parse_count)
+    add("prompt", nargs="*", metavar="PROMPT", help='the user message; "-" or none: from stdin')
+    add("--system", metavar="TEXT", help="a system message before the prompt")
     add("--raw", action="store_true", help="continue the text itself, without chat template")
-    add("--no-thinking", dest="thinking", action="store_false", help="answer at once")
-    add("--repeat", type=_count, default=1, metavar="N", help="ask N times: see the reuse")
+    add("--no-thinking", dest="thinking", action="store_false", help="answer without reasoning")
+    add("--repeat", type=count, default=1, metavar="N", help="run N times, to show the reuse")
     model = parser.add_argument_group("the model").add_argument
     model("--model", metavar="DIR", help="Hugging Face folder (default: the one shipped)")
     model("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     model("--dtype", choices=("fp32", "bf16", "fp16"), help="default: what suits the device")
     model("--kv-dtype", choices=("fp32", "bf16", "fp16", "int8-g64"), help="default: bf16")
-    model("--kv-budget", metavar="SIZE", help="such as 4GiB (default: a share of what is free)")
-    model("--draft-tokens", type=int, default=0, choices=range(6), help="a round (default: 0)")
-    chosen = parser.add_argument_group("how tokens are chosen").add_argument
-    chosen("--max-tokens", type=_count, default=256, metavar="N", help="default: 256")
+    model("--kv-budget", metavar="SIZE", help="such as 4GiB (default: a share of the free memory)")
+    model("--draft-tokens", type=int, default=0, choices=range(6), help="per round (default: 0)")
+    chosen = parser.add_argument_group("sampling").add_argument
+    chosen("--max-tokens", type=count, default=256, metavar="N", help="default: 256")
     chosen("--temperature", type=float, default=0.0, help="0: the likeliest (default)")
     chosen("--top-k", type=int, default=0, metavar="K", help="only the K likeliest; 0: all")
     chosen("--top-p", type=float, default=1.0, metavar="P", help="likeliest up to probability P")
     chosen("--min-p", type=float, default=0.0, metavar="P", help="P of the likeliest's or more")
     chosen("--seed", type=int, help="repeats the draws (default: a new one)")
     parser.set_defaults(run=_generate)
+
+
+def _simulate(args: argparse.Namespace) -> None:
+    from ninfer_pool.sim.command import simulate
+
+    simulate(args)
+
+
+def _convert(args: argparse.Namespace) -> None:
+    from ninfer_pool.sim.trace_command import convert_trace
+
+    convert_trace(args)
+
+
+def _info(args: argparse.Namespace) -> None:
+    from ninfer_pool.sim.trace_command import print_info
+
+    print_info(args)
 
 
 def _serve(args: argparse.Namespace) -> None:
@@ -184,34 +196,6 @@ def _demo(args: argparse.Namespace) -> None:
     with _needs_extra("runner"):
         from ninfer_pool.demo.command import demo
     demo(args)
-
-
-def _count(text: str) -> int:
-    try:
-        return options.parse_count(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _convert(args: argparse.Namespace) -> None:
-    if args.tokenizer is not None and args.source != "openai-jsonl":
-        raise UsageError("--tokenizer: only --from openai-jsonl counts tokens; leave it out")
-    inputs = [args.input] if args.tokenizer is None else [args.input, args.tokenizer]
-    options.check_outputs({"OUT": args.output}, inputs=inputs)
-    from ninfer_pool.sim.converters import convert
-    from ninfer_pool.sim.trace import write_trace
-
-    trace = convert(args.source, args.input, tokenizer=args.tokenizer)
-    write_trace(args.output, trace)
-    print(f"wrote {args.output}: {len(trace.requests):,} requests")
-
-
-def _info(args: argparse.Namespace) -> None:
-    from ninfer_pool.sim.info import trace_info
-    from ninfer_pool.sim.trace import read_trace
-
-    for line in trace_info(read_trace(args.file)):
-        print(line)
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -237,7 +221,7 @@ def _generate(args: argparse.Namespace) -> None:
 
 @contextmanager
 def _needs_extra(extra: str) -> Iterator[None]:
-    """Say which extra to install where a package that it brings is missing."""
+    """Name the command that installs an extra where one of its packages is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

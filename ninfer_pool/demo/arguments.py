@@ -1,11 +1,10 @@
-"""The options of `ninfer-pool demo`."""
+"""The options of `ninfer-pool demo`; imports nothing that takes time."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from ninfer_pool.errors import UsageError
 from ninfer_pool.sim import options
 
 DEFAULT_ENTRIES = "1,2,4,8"
@@ -18,7 +17,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     add(
         "--entries",
         metavar="K,…",
-        type=_entries,
+        type=options.argument(_entries),
         default=DEFAULT_ENTRIES,
         help=f"how many conversations the pool retains (default: {DEFAULT_ENTRIES})",
     )
@@ -26,23 +25,13 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     add(
         "--plot",
         metavar="FILE",
-        type=_plot,
+        type=options.argument(options.parse_plot),
         default=DEFAULT_PLOT,
-        help="the picture, .svg, .png or .html, which holds the tables too "
-        f"(default: {DEFAULT_PLOT}); needs the extra ninfer-pool[plot]",
+        help="the picture: .svg, .png, or .html with the tables "
+        f"(default: {DEFAULT_PLOT}); needs the extra `plot`",
     )
-    add("--json", type=Path, metavar="OUT", help="everything that is printed")
+    add("--json", type=Path, metavar="OUT", help="all printed figures")
 
 
 def _entries(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(sorted(options.parse_entries(text)))
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _plot(text: str) -> Path:
-    try:
-        return options.parse_plot(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return tuple(sorted(options.parse_entries(text)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ninfer_pool.demo.play import TODAY, Play, Result, Setting, Stage
+from ninfer_pool.demo.play import TODAY, Play, ScenarioResult, Setting, Stage
 from ninfer_pool.demo.scenarios import FULL, QUICK, SCENARIOS, Size
 from ninfer_pool.demo.table import HEADLINE, LEGEND, sections
 from ninfer_pool.errors import UsageError
@@ -61,9 +61,9 @@ def _drawable(plot: Path) -> Path | None:
     return plot
 
 
-def _play(stage: Stage, settings: Sequence[Setting], *, size: Size) -> list[Result]:
+def _play(stage: Stage, settings: Sequence[Setting], *, size: Size) -> list[ScenarioResult]:
     """Play all scenarios in all settings; print each one's section when it is there."""
-    results: list[Result] = []
+    results: list[ScenarioResult] = []
     told = 0
     for scenario in SCENARIOS:
         plays = []
@@ -71,14 +71,14 @@ def _play(stage: Stage, settings: Sequence[Setting], *, size: Size) -> list[Resu
             for number, setting in enumerate(settings):
                 progress.show(scenario.title, number, len(settings))
                 plays.append(stage.play(scenario.script(size), setting))
-        results.append(Result(scenario=scenario, plays=tuple(plays)))
+        results.append(ScenarioResult(scenario=scenario, plays=tuple(plays)))
         for section in sections(results)[told:]:
             print(f"\n{section.table.text()}\n{section.shows}", flush=True)
             told += 1
     return results
 
 
-def _json(results: Sequence[Result], *, model: str) -> str:
+def _json(results: Sequence[ScenarioResult], *, model: str) -> str:
     found = {
         "version": 1,
         "model": model,
@@ -88,7 +88,7 @@ def _json(results: Sequence[Result], *, model: str) -> str:
     return json.dumps(found, indent=2, allow_nan=False) + "\n"
 
 
-def _scenario(result: Result) -> dict[str, Any]:
+def _scenario(result: ScenarioResult) -> dict[str, Any]:
     scenario = result.scenario
     return {
         "name": scenario.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from ninfer_pool.demo.scenarios import Request, Scenario, Script
+from ninfer_pool.demo.scenarios import Scenario, Script, ScriptedRequest
 from ninfer_pool.runner import TINY, Outcome, Runner, Scheduler
 from ninfer_pool.runner.chat import Chat
 
@@ -29,7 +29,7 @@ TODAY = Setting(entries=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class PlayedRequest:
     """One request and what came of it; ``first_token_ms`` counts from when it was submitted."""
 
     label: str
@@ -47,7 +47,7 @@ class Play:
     """A scenario played in one setting, on a pool that was empty before."""
 
     setting: Setting
-    served: tuple[Served, ...]
+    served: tuple[PlayedRequest, ...]
 
     @property
     def prompt_tokens(self) -> int:
@@ -88,7 +88,7 @@ class Stage:
     def play(self, script: Script, setting: Setting) -> Play:
         """Serve a script's requests, one after the other."""
         engine = self._engine(setting)
-        served: list[Served] = []
+        served: list[PlayedRequest] = []
         ask = next(script)
         while True:
             outcome = self._serve(engine, ask, setting)
@@ -110,7 +110,7 @@ class Stage:
         )
         return Scheduler(runner)
 
-    def _serve(self, engine: Scheduler, ask: Request, setting: Setting) -> Outcome:
+    def _serve(self, engine: Scheduler, ask: ScriptedRequest, setting: Setting) -> Outcome:
         asked = self._chat.ask(ask.messages, tools=ask.tools, enable_thinking=False)
         prompt = engine.runner.prompt(asked.tokens, boundaries=asked.boundaries)
         retain = ask.retain or setting.entries is None  # a lane is overwritten, whoever asks
@@ -120,9 +120,9 @@ class Stage:
         return runner.tokenizer.decode(outcome.generation.tokens).strip()
 
 
-def _served(ask: Request, outcome: Outcome) -> Served:
+def _served(ask: ScriptedRequest, outcome: Outcome) -> PlayedRequest:
     made = outcome.generation
-    return Served(
+    return PlayedRequest(
         label=ask.label,
         prompt_tokens=made.prompt_tokens,
         cached_tokens=made.reused,
@@ -135,7 +135,7 @@ def _served(ask: Request, outcome: Outcome) -> Served:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class ScenarioResult:
     """A scenario played in every setting: ``plays`` begin with today's and rise with K."""
 
     scenario: Scenario

@@ -12,7 +12,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ninfer_pool.demo.play import Play, Result
+from ninfer_pool.demo.play import Play, ScenarioResult
 from ninfer_pool.demo.table import HEADLINE, LEGEND, sections
 from ninfer_pool.sim.page import document, inline, table_html
 from ninfer_pool.sim.plot import COLOURS, INK, STYLE, SURFACE, file_bytes, spread
@@ -32,7 +32,7 @@ PANELS: dict[str, tuple[str, Figures]] = {
 }
 
 
-def picture(results: Sequence[Result], *, suffix: str) -> bytes:
+def picture(results: Sequence[ScenarioResult], *, suffix: str) -> bytes:
     """The file's bytes: `.svg` and `.png` hold both panels, `.html` the tables, too."""
     if suffix == ".html":
         return page(results).encode()
@@ -44,7 +44,7 @@ def picture(results: Sequence[Result], *, suffix: str) -> bytes:
         return file_bytes(figure, suffix.removeprefix("."))
 
 
-def page(results: Sequence[Result]) -> str:
+def page(results: Sequence[ScenarioResult]) -> str:
     """One page that asks no other host for anything: drawings, tables and what they show."""
     drawings = [
         f"<figure>{inline(panel_svg(results, panel), title=title)}</figure>"
@@ -62,7 +62,7 @@ def _lines(text: str) -> str:
     return f"<p>{escape(text)}</p>".replace("\n", "<br>")
 
 
-def panel_svg(results: Sequence[Result], panel: str) -> str:
+def panel_svg(results: Sequence[ScenarioResult], panel: str) -> str:
     """One panel as SVG text whose letters stay text, to stand in a page with others."""
     style = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": f"demo {panel}", "font.size": 10}
     with mpl.rc_context(style):
@@ -71,7 +71,7 @@ def panel_svg(results: Sequence[Result], panel: str) -> str:
         return file_bytes(figure, "svg").decode()
 
 
-def _draw(axes: Axes, results: Sequence[Result], panel: str) -> None:
+def _draw(axes: Axes, results: Sequence[ScenarioResult], panel: str) -> None:
     title, value = PANELS[panel]
     settings = [play.setting for play in results[0].plays]
     for colour, result in _coloured(results):
@@ -88,13 +88,13 @@ def _draw(axes: Axes, results: Sequence[Result], panel: str) -> None:
     _label_ends(axes, results, value)
 
 
-def _coloured(results: Sequence[Result]) -> list[tuple[str, Result]]:
+def _coloured(results: Sequence[ScenarioResult]) -> list[tuple[str, ScenarioResult]]:
     others = [result for result in results if result.scenario.name != BOLD]
     found = list(zip(LINE_COLOURS, others, strict=False))
     return found + [(COLOURS["default"], r) for r in results if r.scenario.name == BOLD]
 
 
-def _label_ends(axes: Axes, results: Sequence[Result], value: Figures) -> None:
+def _label_ends(axes: Axes, results: Sequence[ScenarioResult], value: Figures) -> None:
     """Write name and last figure beside each line's end, moved apart."""
     low, high = axes.get_ylim()
     drawn = _coloured(results)

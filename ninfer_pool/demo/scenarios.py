@@ -18,7 +18,7 @@ ANSWER_TOKENS, SUMMARY_TOKENS = 6, 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ScriptedRequest:
     """One chat request; ``retain`` False asks the pool to keep nothing of it."""
 
     label: str
@@ -28,7 +28,7 @@ class Request:
     max_tokens: int = ANSWER_TOKENS
 
 
-Script = Generator[Request, str, None]
+Script = Generator[ScriptedRequest, str, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +56,14 @@ class Scenario:
 def repeat(_: Size) -> Script:
     """The same short request twice."""
     for label in ("first time", "second time"):
-        yield Request(label=label, messages=(_user(texts.GREETING),))
+        yield ScriptedRequest(label=label, messages=(_user(texts.GREETING),))
 
 
 def alternate(_: Size) -> Script:
     """A, B, A, A."""
     asked = dict(zip("AB", texts.PASSAGES, strict=False))
     for label in "ABAA":
-        yield Request(label=label, messages=(_user(f"{asked[label]}\n\n{texts.QUESTION}"),))
+        yield ScriptedRequest(label=label, messages=(_user(f"{asked[label]}\n\n{texts.QUESTION}"),))
 
 
 def turns(size: Size) -> Script:
@@ -71,7 +71,7 @@ def turns(size: Size) -> Script:
     messages = [_system(texts.COMPANION)]
     for number, passage in enumerate(texts.PASSAGES[: size.turns], 1):
         messages.append(_user(f"{passage}\n\n{texts.QUESTION}"))
-        said = yield Request(label=f"turn {number}", messages=tuple(messages))
+        said = yield ScriptedRequest(label=f"turn {number}", messages=tuple(messages))
         messages.append(_assistant(said))
 
 
@@ -83,7 +83,7 @@ def titled(size: Size, *, retain: bool = True) -> Script:
         said = yield ask
         begins = _user(f"{texts.PASSAGES[number - 1]}\n\n{said}")
         messages = (_system(texts.TITLE), begins)
-        yield Request(label=f"title {number}", messages=messages, retain=retain)
+        yield ScriptedRequest(label=f"title {number}", messages=messages, retain=retain)
         if number < size.turns:
             ask = conversation.send(said)
 
@@ -99,20 +99,20 @@ def agents(size: Size) -> Script:
     readers = [[_system(texts.READER), _user(f"Look for {work}.")] for work in texts.CHAPTERS]
     pages = iter(texts.PASSAGES * size.steps)
     for step in range(1, size.steps + 1):
-        said = yield Request(
+        said = yield ScriptedRequest(
             label=f"parent {step}", messages=tuple(editor), tools=texts.EDITOR_TOOLS
         )
         calls = [_call("assign", reader=str(n), work=f"page {step}") for n in (1, 2, 3)]
         editor.append(_assistant(said, *calls))
         for number, (messages, page) in enumerate(zip(readers, pages, strict=False), 1):
-            found = yield Request(
+            found = yield ScriptedRequest(
                 label=f"sub-agent {number}, {step}",
                 messages=tuple(messages),
                 tools=texts.READER_TOOLS,
             )
             messages += [_assistant(found, _call("turn_page", chapter=str(step))), _tool(page)]
             editor.append(_tool(f"Reader {number}: {found}"))
-    yield Request(label="parent, end", messages=tuple(editor), tools=texts.EDITOR_TOOLS)
+    yield ScriptedRequest(label="parent, end", messages=tuple(editor), tools=texts.EDITOR_TOOLS)
 
 
 def compaction(size: Size) -> Script:
@@ -122,11 +122,11 @@ def compaction(size: Size) -> Script:
     summary = ""
     for number, passage in enumerate(passages, 1):
         messages.append(_user(f"{summary}{passage}\n\n{texts.QUESTION}"))
-        said = yield Request(label=f"turn {number}", messages=tuple(messages))
+        said = yield ScriptedRequest(label=f"turn {number}", messages=tuple(messages))
         messages.append(_assistant(said))
         summary = ""
         if number == size.turns // 2:
-            short = yield Request(
+            short = yield ScriptedRequest(
                 label="compaction",
                 messages=(*messages, _user(texts.COMPACT)),
                 max_tokens=SUMMARY_TOKENS,

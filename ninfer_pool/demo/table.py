@@ -1,7 +1,7 @@
-"""What a person reads: a table for each scenario, one line above it and one below, then the rates.
+"""The printed tables: one per scenario, with a line above and one below, then the rates.
 
-Everything here only selects and formats what was played. A `Table` prints as text and is drawn by
-the HTML page.
+Everything here only selects and formats the plays. A `TextTable` prints as text; the HTML page
+draws it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ninfer_pool.demo.play import Play, Result, Served
+from ninfer_pool.demo.play import Play, PlayedRequest, ScenarioResult
 from ninfer_pool.demo.scenarios import SCENARIOS
-from ninfer_pool.sim.report import Table, percent
+from ninfer_pool.sim.report import TextTable, percent
 
 HEADLINE = "Everyday requests with one retained lane, as engines have it today, and with the pool"
 LEGEND = (
@@ -23,18 +23,18 @@ LEGEND = (
 )
 _SHORT = {"full_reset": "none", "append_frontier": "frontier"}
 
-Results = Mapping[str, Result]
+Results = Mapping[str, ScenarioResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class TableSection:
     """A table, whose title says what happens, and what it shows: a line, or some more."""
 
-    table: Table
+    table: TextTable
     shows: str
 
 
-def request_table(result: Result, *, number: int) -> Table:
+def request_table(result: ScenarioResult, *, number: int) -> TextTable:
     """Every request of a scenario: today's lane beside the pool with the largest K."""
     today, pool = result.today, result.pool
     side = ("resumed at", "ms", "reason")
@@ -43,33 +43,33 @@ def request_table(result: Result, *, number: int) -> Table:
     for left, right in zip(today.served, pool.served, strict=True):
         rows.append((left.label, f"{right.prompt_tokens:,}", *_cells(left), *_cells(right)))
     title = f"{number}. {result.scenario.title}: {result.scenario.happens}"
-    return Table(title=title, columns=columns, rows=tuple(rows))
+    return TextTable(title=title, columns=columns, rows=tuple(rows))
 
 
-def _cells(served: Served) -> tuple[str, ...]:
+def _cells(served: PlayedRequest) -> tuple[str, ...]:
     place = _SHORT.get(served.reuse, served.reuse)
     place = place.removeprefix("restore_").removesuffix("_checkpoint")
     cached, spent = f"{served.cached_tokens:,}", f"{served.first_token_ms:.1f}"
     return (cached, place, spent, served.reason)
 
 
-def rate_table(results: Results) -> Table:
+def rate_table(results: Results) -> TextTable:
     """Share of prompt tokens reused: a row a scenario, a column a setting."""
     title = "Hit rate against K: share of prompt tokens cached; last row: 1 to 5 side by side."
     return _sweep(results, title, lambda play: percent(play.hit_rate))
 
 
-def time_table(results: Results) -> Table:
+def time_table(results: Results) -> TextTable:
     """Median time to first token: a row a scenario, a column a setting."""
     title = "Time to first token against K: the median over the requests, in milliseconds."
     return _sweep(results, title, lambda play: f"{play.first_token_ms:.1f}")
 
 
-def _sweep(results: Results, title: str, cell: Callable[[Play], str]) -> Table:
+def _sweep(results: Results, title: str, cell: Callable[[Play], str]) -> TextTable:
     first = next(iter(results.values()))
     columns = ("scenario", *(play.setting.label for play in first.plays))
     rows = [(result.scenario.title, *map(cell, result.plays)) for result in results.values()]
-    return Table(title=title, columns=columns, rows=tuple(rows))
+    return TextTable(title=title, columns=columns, rows=tuple(rows))
 
 
 def shows(name: str, results: Results) -> str:
@@ -153,7 +153,7 @@ def turn_tokens(play: Play) -> int:
     return sum(each.cached_tokens for each in play.served if each.label.startswith("turn"))
 
 
-def _of(served: Served) -> str:
+def _of(served: PlayedRequest) -> str:
     return f"{served.cached_tokens} of {served.prompt_tokens}"
 
 
@@ -162,7 +162,7 @@ def _compacted(play: Play) -> tuple[str, str]:
     return _of(play.served[at]), _of(play.served[at + 1])
 
 
-def sections(results: Sequence[Result]) -> list[Section]:
+def sections(results: Sequence[ScenarioResult]) -> list[TableSection]:
     """All that can be told of these results, in the order of `SCENARIOS`; the sweeps when all are.
 
     A scenario without ``happens`` is only compared with others.
@@ -172,9 +172,9 @@ def sections(results: Sequence[Result]) -> list[Section]:
     found = []
     for number, result in enumerate(told, 1):
         table, shown = request_table(result, number=number), shows(result.scenario.name, named)
-        found.append(Section(table=table, shows=shown))
+        found.append(TableSection(table=table, shows=shown))
     if len(results) == len(SCENARIOS):
         rates, times = rate_table(named), time_table(named)
-        found.append(Section(table=rates, shows="\n".join([rates_show(named), *names(named)])))
-        found.append(Section(table=times, shows=times_show(named)))
+        found.append(TableSection(table=rates, shows="\n".join([rates_show(named), *names(named)])))
+        found.append(TableSection(table=times, shows=times_show(named)))
     return found

@@ -1,10 +1,10 @@
-"""The policy that knows the trace to come: an upper mark to hold real policies against."""
+"""The policy that has the whole trace: an upper bound to compare real policies with."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import Final, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from ninfer_pool.core.entry import Entry
 from ninfer_pool.core.policy.base import Policy
 from ninfer_pool.core.radix import Path
 from ninfer_pool.core.ways import previous_mark
-from ninfer_pool.sim.future import NEVER, Future
-from ninfer_pool.sim.packing import served_returns
+from ninfer_pool.sim.relations import NEVER, Future
 from ninfer_pool.sim.trace import Trace
 
 Mode = Literal["belady", "density", "worth", "plan"]
@@ -22,25 +21,27 @@ _SLOTS: Final = 64
 _EMPTY: Final = -1.0
 _UNKNOWN: Final = 0.0
 _KEPT: Final = 1e9
+_Rooms = np.ndarray[tuple[int], np.dtype[np.int64]]
+_TRADES: Final = (1.0, 0.5, 0.0)
 
 
 class Clairvoyant(Policy):
-    """Belady by checkpoint: what is never asked for again goes first.
+    """Belady by checkpoint: entries without a next use are the first victims.
 
-    For each entry it knows the next request that resumes what eviction would take, how many
-    tokens that spares, and how much room it frees. Modes, by what goes first of what is asked
-    for again:
+    It has for each entry the next request that resumes what eviction would take, the tokens
+    that this spares, and the room that eviction frees. Entries with a next use are victims by
+    mode:
 
     * ``belady``: the farthest next use;
     * ``density``: the least (tokens / room) / requests until the next use;
     * ``worth``: the least tokens / room;
     * ``plan``: what `served_returns` gave up, and within that as ``density``.
 
-    With a bound on `entries` victims are entries, each one place; else they are tips, whose room
-    is the `pages` that they free. The replay calls `now` before a request's acquire and before
-    its commit. One instance serves one run.
+    With a bound on `entries`, victims are entries, each of one place. Else they are tips, whose
+    room is the `pages` that they free. The replay calls `now` before each of a request's calls
+    of the pool. One instance serves one run.
 
-    O(1) a notice; O(entries) in numpy and O(log requests) for each that changed a victim.
+    O(1) per notice; O(entries) in numpy and O(log requests) per changed entry for victims.
     """
 
     def __init__(
@@ -68,20 +69,20 @@ class Clairvoyant(Policy):
         self._slot: dict[int, int] = {}
         self._free: list[int] = []
         self._entries: list[Entry | None] = []
-        # By slot: the next use (or _EMPTY, or _UNKNOWN: to be measured when it matters) and the
-        # tokens spared then for each unit of room.
+        # By slot: the next use (or _EMPTY, or _UNKNOWN until it is measured) and the tokens
+        # spared then per unit of room.
         self._next = np.empty(0)
         self._worth = np.empty(0)
         self._firm = np.empty(0)
         """By slot: _KEPT where the plan serves the next use, else 0."""
 
     def now(self, request: int) -> None:
-        """Note whose acquire or commit comes next; all requests before it are past."""
+        """Set the request that the pool serves next; all requests before it are past."""
         self._current = request
         self._future.move_to(request - 1)
 
     def added(self, entry: Entry, tick: int) -> None:
-        """Learn what the sequence just committed is good for."""
+        """Record an entry whose sequence the current request begins."""
         if not self._free:
             self._grow()
         slot = self._slot[entry.identity] = self._free.pop()
@@ -89,17 +90,17 @@ class Clairvoyant(Policy):
         self.used(entry, tick)
 
     def used(self, entry: Entry, tick: int) -> None:
-        """Learn it anew: the current request's sequence goes on from the entry's."""
+        """Measure it again: the current request's sequence continues the entry's."""
         self._future.move_to(self._current)
         self._owner[entry.identity] = self._current
         self._next[self._slot[entry.identity]] = _UNKNOWN
 
     def shortened(self, entry: Entry, tick: int) -> None:
-        """Learn it anew, for the earlier tip."""
+        """Measure it again, for the earlier tip."""
         self._next[self._slot[entry.identity]] = _UNKNOWN
 
     def removed(self, entry: Entry) -> None:
-        """Forget an entry."""
+        """Free an entry's slot."""
         slot = self._slot.pop(entry.identity)
         del self._owner[entry.identity]
         self._entries[slot] = None
@@ -123,8 +124,8 @@ class Clairvoyant(Policy):
     def _settle(self) -> int:
         """Return the slot with the least score, by figures of this moment.
 
-        What others lost since an entry was measured only makes it dearer, so it is enough to
-        measure the least one until it stays the least.
+        Losses of other entries only raise an entry's score, so it is enough to measure the
+        least one until it stays the least.
         """
         fresh: set[int] = set()
         while True:
@@ -139,7 +140,7 @@ class Clairvoyant(Policy):
         if self._mode == "belady":
             scores = 1 / distance
         elif self._mode == "worth":
-            # The worth of what is never asked for again is 0.
+            # Without a next use the worth is 0.
             scores = self._worth.copy()
         else:
             scores = self._worth / distance + self._firm
@@ -160,7 +161,7 @@ class Clairvoyant(Policy):
         self._firm = np.concatenate((self._firm, np.zeros(more)))
         self._free = list(range(size + more - 1, size - 1, -1))
 
-    # -- what an entry is good for ---------------------------------------------------------
+    # -- measuring an entry ------------------------------------------------------------------
 
     def _measure(self, entry: Entry) -> None:
         slot, owner = self._slot[entry.identity], self._owner[entry.identity]
@@ -176,7 +177,7 @@ class Clairvoyant(Policy):
             self._worth[slot] = spared / self._room(entry, max(base, floor))
 
     def _loss(self, entry: Entry, base: int) -> tuple[int, int]:
-        """Return up to where one can still resume without it, and the least position lost."""
+        """Return where requests can still resume without it, and the least position lost."""
         tip = entry.tip
         if self._whole:
             kept = deepest_mark(tip.path, base)
@@ -198,17 +199,17 @@ class Clairvoyant(Policy):
         return max(1, self._pages(entry.tip.position) - floor // self._page_tokens)
 
     def _pages(self, tokens: int) -> int:
-        """Return what a checkpoint weighs."""
+        """Return the pages of a checkpoint, its image among them."""
         return -(-tokens // self._page_tokens) + self._image_pages
 
     @staticmethod
     def _places(tokens: int) -> int:
-        """Return what an entry counts where entries are counted."""
+        """Return the room of an entry where entries are counted: one place."""
         return 1
 
 
 def shared_upto(entry: Entry) -> int:
-    """Return the position up to which other entries go along with this one; 0 for none."""
+    """Return the position up to which other entries share this one's tokens; 0 for none."""
     path: Path | None = entry.tip.path
     upto = entry.tip.position
     below: Path | None = None
@@ -229,7 +230,7 @@ def shared_upto(entry: Entry) -> int:
 
 
 def deepest_mark(path: Path | None, position: int) -> int:
-    """Return the deepest checkpoint at or before `position` on the way to `path`; 0 for none."""
+    """Return the deepest checkpoint at or before `position` above `path`; 0 for none."""
     while path is not None:
         count = bisect_right(path.positions, position)
         if count:
@@ -240,7 +241,7 @@ def deepest_mark(path: Path | None, position: int) -> int:
 
 
 def first_mark(entry: Entry, base: int) -> int:
-    """Return the first checkpoint past `base` on the way to an entry's tip."""
+    """Return the first checkpoint past `base` at or above an entry's tip."""
     path: Path | None = entry.tip.path
     first = upto = entry.tip.position
     while path is not None:
@@ -251,3 +252,64 @@ def first_mark(entry: Entry, base: int) -> int:
             break
         upto, path = path.start, path.parent
     return first
+
+
+# -- the plan of the mode `plan` ------------------------------------------------------------------
+
+
+class Stay(NamedTuple):
+    """A prefix that must stay from one request's commit until another request's start."""
+
+    begin: int
+    end: int
+    room: int
+    tokens: int
+
+
+def served_returns(trace: Trace, *, room: Callable[[int], int], capacity: int) -> frozenset[int]:
+    """Return the requests whose prefix is worth its room until they come.
+
+    Each stay takes the `room` of its tokens during every request between its ends, next to the
+    room of that request's own sequence. Stays are packed greedily by
+    tokens / (room x duration ** trade), for a few trades; the plan that spares most tokens wins.
+    Berger, Beckmann and Harchol-Balter 2018 pack so with trade 1. Prefixes that two stays share
+    count twice, so the plan is never too large. O(requests x mean duration of a stay) in numpy.
+    """
+    left = [room(request.total) if request.retain else 0 for request in trace.requests]
+    floor = np.array(left, dtype=np.int64)
+    stays = list(_stays(trace, room))
+    best: tuple[int, frozenset[int]] = (-1, frozenset())
+    for trade in _TRADES:
+        best = max(best, _pack(stays, floor, capacity, trade), key=lambda plan: plan[0])
+    return best[1]
+
+
+def _stays(trace: Trace, room: Callable[[int], int]) -> Iterator[Stay]:
+    """Yield the stay that would serve each request that shares a prefix."""
+    future = Future(trace)
+    for request in trace.requests:
+        future.move_to(request.id - 1)
+        tokens = future.shared[request.id]
+        if tokens:
+            holder = future.last_use(request.id, tokens)
+            yield Stay(holder, request.id, room(tokens), tokens)
+
+
+def _pack(
+    stays: Sequence[Stay], floor: _Rooms, capacity: int, trade: float
+) -> tuple[int, frozenset[int]]:
+    """Take stays while they fit; return the tokens spared and the requests served."""
+
+    def merit(stay: Stay) -> tuple[float, int]:
+        return -stay.tokens / (stay.room * (stay.end - stay.begin) ** trade), stay.end
+
+    used = floor.copy()
+    spared = 0
+    served: set[int] = set()
+    for stay in sorted(stays, key=merit):
+        between = used[stay.begin + 1 : stay.end]
+        if not len(between) or int(between.max()) + stay.room <= capacity:
+            between += stay.room
+            spared += stay.tokens
+            served.add(stay.end)
+    return spared, frozenset(served)

@@ -23,7 +23,7 @@ _OPTIONAL: Final = ("rotary_dim", "rope_theta", "max_context", "vocab")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class PageSizes:
     """Bytes of one page and of one image, and the token positions of a page."""
 
     page_bytes: int
@@ -87,7 +87,7 @@ class Geometry:
         self._check_image()
         self._check_kv()
 
-    def sizes(self, *, kv: str, mtp: bool, page_tokens: int = 64) -> Sizes:
+    def sizes(self, *, kv: str, mtp: bool, page_tokens: int = 64) -> PageSizes:
         """Bytes of a page and an image with KV of type `kv`, with the draft layer's KV or without.
 
         Raises:
@@ -98,7 +98,7 @@ class Geometry:
         per_token = self._bytes_of(self.kv_bytes_per_token, kv)
         if mtp and self.mtp_layers:
             per_token += self._bytes_of(self.mtp_bytes_per_token, kv)
-        return Sizes(
+        return PageSizes(
             page_bytes=per_token * page_tokens,
             image_bytes=self.image_bytes,
             page_tokens=page_tokens,

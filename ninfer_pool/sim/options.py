@@ -1,11 +1,12 @@
-"""Parsing and checking of what a person types: sizes, lists, rates and output files.
+"""Parsing and checking of command lines: sizes, lists, rates and output files.
 
-Every function here either returns a usable value or raises `UsageError` with one line that quotes
-what was typed and says what would be right. Nothing is read or written but what it takes to check.
+Every function returns a usable value or raises `UsageError`: one line that quotes the text and
+names a right one. Nothing is written, and files are read only for the check.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import math
 import os
@@ -26,8 +27,20 @@ LARGEST_COUNT = 2**31 - 1
 LARGEST_LANES = 1024
 
 
+def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a parser as argparse takes it; argparse then names the option in its message."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
 def parse_count(text: str, *, largest: int = LARGEST_COUNT) -> int:
-    """A whole number from 1 to `largest`."""
+    """Return a whole number from 1 to `largest`."""
     value = _whole(text)
     if value is None or not 1 <= value <= largest:
         raise UsageError(f"{text!r}: write a whole number from 1 to {largest}")
@@ -35,12 +48,12 @@ def parse_count(text: str, *, largest: int = LARGEST_COUNT) -> int:
 
 
 def parse_lanes(text: str) -> int:
-    """A number of lanes, 1 to 1,024."""
+    """Return a number of lanes, 1 to 1,024."""
     return parse_count(text, largest=LARGEST_LANES)
 
 
 def parse_index(text: str) -> int:
-    """A request's id: a whole number, 0 or more."""
+    """Return a request's id: a whole number, 0 or more."""
     value = _whole(text)
     if value is None:
         raise UsageError(f"{text!r}: write a request's id, a whole number from 0")
@@ -48,7 +61,7 @@ def parse_index(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Tokens a second: a positive, finite number."""
+    """Return tokens per second: a positive, finite number."""
     try:
         value = float(text)
     except ValueError:
@@ -59,7 +72,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_byte_rate(text: str) -> int:
-    """Bytes a second: a size, with or without ``/s`` after it."""
+    """Return bytes per second: a size, with or without ``/s`` after it."""
     try:
         return parse_size(text.strip().removesuffix("/s"))
     except UsageError as error:
@@ -67,22 +80,22 @@ def parse_byte_rate(text: str) -> int:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Sizes between commas, in the order given, without repeats."""
+    """Return sizes between commas, in the order given, without repeats."""
     return _each(text, parse_size)
 
 
 def parse_entries(text: str) -> tuple[int, ...]:
-    """Entry counts K between commas, in the order given, without repeats; a K of 0 is refused."""
+    """Return entry counts K between commas, in the order given, without repeats; no K is 0."""
     return _each(text, parse_count)
 
 
 def parse_policies(text: str) -> tuple[str, ...]:
-    """Policy names between commas, in the order given, without repeats; not yet looked up."""
+    """Return policy names between commas, in the order given, without repeats; none is checked."""
     return _each(text, str)
 
 
 def parse_plot(text: str) -> Path:
-    """A plot's file, of a kind that can be drawn: `.svg`, `.png` or `.html`."""
+    """Return the path of a plot: `.svg`, `.png` or `.html`."""
     if Path(text).suffix.lower() not in PLOT_SUFFIXES:
         raise UsageError(f"{text!r}: the name must end in {_names(PLOT_SUFFIXES)}")
     return Path(text)
@@ -105,7 +118,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def check_policies(names: Sequence[str], *, known: Collection[str]) -> None:
-    """Refuse a name that is no policy, and list those that are."""
+    """Refuse a name that is no policy; the message lists the policies."""
     for name in names:
         if name in BOUNDS:
             raise UsageError(
@@ -124,7 +137,7 @@ def check_budgets(
     model: str,
     option: str = "--budget",
 ) -> None:
-    """Refuse a budget that cannot hold one page and one image, which is stored in whole pages."""
+    """Refuse a budget with no room for one page and one image, which fills whole pages."""
     least = page_bytes * (1 + math.ceil(image_bytes / page_bytes))
     for budget in budgets:
         if budget < least:
@@ -135,7 +148,7 @@ def check_budgets(
 
 
 def check_plot_library() -> None:
-    """Refuse to plot where matplotlib is missing, with the command that installs it."""
+    """Refuse to plot without matplotlib; the message names the command that installs it."""
     try:
         importlib.import_module("matplotlib")
     except ImportError as error:
@@ -143,7 +156,7 @@ def check_plot_library() -> None:
 
 
 def check_outputs(outputs: dict[str, Path | None], *, inputs: Sequence[Path] = ()) -> None:
-    """Refuse an output (option to file) that could not be written, or would replace an input."""
+    """Refuse outputs, by option, that cannot be written or would replace an input."""
     taken = {path.resolve(): str(path) for path in inputs}
     for option, path in outputs.items():
         if path is None:
@@ -168,7 +181,7 @@ def check_output(path: Path, *, option: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path`: renamed to it on success, removed when anything raises."""
+    """Yield a temporary file next to `path`: renamed to it on success, else removed."""
     if _is_device(path):
         yield path
         return
@@ -183,5 +196,5 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _is_device(path: Path) -> bool:
-    # /dev/stdout, /dev/null or a pipe is written to, never replaced.
+    # /dev/stdout, /dev/null or a pipe is opened for writing, never replaced.
     return path.exists() and not path.is_file() and not path.is_dir()

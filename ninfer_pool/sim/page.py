@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Sequence
 from html import escape
 
-from ninfer_pool.sim.geometry import Sizes
+from ninfer_pool.sim.geometry import PageSizes
 from ninfer_pool.sim.report import (
     SWEEPS,
     Run,
-    Table,
+    TextTable,
     below,
     describe_model,
     headline,
@@ -48,7 +48,7 @@ NAMED = {"--ink": "#16181d", "--muted": "#5b5f66", "--grid": "#e3e4e6", "--surfa
 
 
 def page(
-    groups: Sequence[Sequence[Run]], *, sizes: Sizes, draw: Callable[[Sequence[Run], str], str]
+    groups: Sequence[Sequence[Run]], *, sizes: PageSizes, draw: Callable[[Sequence[Run], str], str]
 ) -> str:
     """The whole page; `draw` gives the SVG of one sweep of one trace's runs."""
     sections = "\n".join(_section(runs, sizes=sizes, draw=draw) for runs in groups)
@@ -83,7 +83,7 @@ def _rules(values: dict[str, str]) -> str:
 
 
 def _section(
-    runs: Sequence[Run], *, sizes: Sizes, draw: Callable[[Sequence[Run], str], str]
+    runs: Sequence[Run], *, sizes: PageSizes, draw: Callable[[Sequence[Run], str], str]
 ) -> str:
     figures = [
         f"<figure>{inline(draw(runs, field), title=_title(runs[0], field))}</figure>"
@@ -120,8 +120,8 @@ def inline(svg: str, *, title: str) -> str:
     return element.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
 
 
-def table_html(table: Table) -> str:
-    """A `Table` as HTML; its rules become the lines that all rows have."""
+def table_html(table: TextTable) -> str:
+    """A `TextTable` as HTML; its rules become the lines that all rows have."""
     head = "".join(_cell("th", table, place) for place in enumerate(table.columns))
     rows = "\n".join(
         "<tr>" + "".join(_cell("td", table, place) for place in enumerate(row)) + "</tr>"
@@ -132,7 +132,7 @@ def table_html(table: Table) -> str:
     return f'<div class="table"><table>{caption}\n<tr>{head}</tr>\n{rows}\n</table></div>'
 
 
-def _cell(tag: str, table: Table, place: tuple[int, str]) -> str:
+def _cell(tag: str, table: TextTable, place: tuple[int, str]) -> str:
     column, text = place
     kind = ' class="left"' if column < table.left else ""
     return f"<{tag}{kind}>{escape(text)}</{tag}>"

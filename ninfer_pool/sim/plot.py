@@ -19,7 +19,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullLocator
 
 from ninfer_pool.core.sizes import format_bytes
-from ninfer_pool.sim.geometry import Sizes
+from ninfer_pool.sim.geometry import PageSizes
 from ninfer_pool.sim.options import BOUNDS
 from ninfer_pool.sim.report import SWEEPS, Run, below, find, points, policies
 
@@ -74,7 +74,7 @@ class Line:
         return self.name in DASHES
 
 
-def plot(groups: Sequence[Sequence[Run]], *, suffix: str, sizes: Sizes) -> bytes:
+def plot(groups: Sequence[Sequence[Run]], *, suffix: str, sizes: PageSizes) -> bytes:
     """The file's bytes: one row of panels for each trace in `groups` (its runs)."""
     if suffix == ".html":
         from ninfer_pool.sim.page import page

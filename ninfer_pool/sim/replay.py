@@ -1,112 +1,35 @@
-"""Replays a trace through the same `PrefixPool` that serves, and adds up what it saved."""
+"""Replays a trace through the same `PrefixPool` that serves, and sums up the tokens it reused."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Literal
 
-from ninfer_pool.core.config import PoolConfig
+import numpy as np
+
 from ninfer_pool.core.lease import Lease
 from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.core.planner import Chunk
-from ninfer_pool.core.policy import POLICIES, Policy
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.core.results import Pending
-from ninfer_pool.sim.below import Restores, TierSize, attach
-from ninfer_pool.sim.geometry import Geometry
+from ninfer_pool.sim.setup import RunOutcome, RunPlan, Setup, all_pages, pool_config
 from ninfer_pool.sim.tally import Tally
+from ninfer_pool.sim.tiers import SimulatedTiers
 from ninfer_pool.sim.tokens import TokenSource
-from ninfer_pool.sim.trace import Request, Trace
-
-OnProgress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """The machine and model that a trace is replayed on; rates in tokens a second a lane."""
-
-    geometry: Geometry
-    model: str
-    kv: str = "int8-g64"
-    mtp: bool = True
-    lanes: int = 1
-    affinity: Literal["prefer", "strict"] = "prefer"
-    prefill_rate: float = 1140.0
-    decode_rate: float = 40.0
-    tiers: tuple[TierSize, ...] = ()
-    """The tiers below the device, the fastest first."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """One run: an element of the JSON's ``runs``, and its detail lines."""
-
-    run: dict[str, Any]
-    detail: list[dict[str, Any]]
-
-
-@dataclass(slots=True, kw_only=True)
-class Plan:
-    """One run to do: a policy under one bound."""
-
-    policy: str
-    entries: int | None = None
-    budget_bytes: int | None = None
-    make: Callable[[], Policy] | None = None
-    """The policy's factory; None: by name."""
-    now: Callable[[int], None] | None = None
-    """Told which request the pool is about to act for: for policies that know the trace."""
+from ninfer_pool.sim.trace import Trace, TraceRequest
 
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    request: Request
+    request: TraceRequest
     lease: Lease
     begun: float
-    stops: deque[Chunk] = field(default_factory=deque)
-
-
-def pool_config(trace: Trace, setup: Setup, plan: Plan) -> PoolConfig:
-    """Return the pool that a plan asks for: the slab is the budget plus lanes x longest request.
-
-    Without a budget the slab holds all that the trace could ever leave.
-    """
-    sizes = setup.geometry.sizes(kv=setup.kv, mtp=setup.mtp)
-    images = -(-sizes.image_bytes // sizes.page_bytes)
-    longest = max(_pages(r, images, sizes.page_tokens, r.input + r.output) for r in trace.requests)
-    everything = _everything(trace, images, sizes.page_tokens)
-    room = everything if plan.budget_bytes is None else plan.budget_bytes // sizes.page_bytes
-    room = max(1 + images, min(room, everything))
-    return PoolConfig(
-        num_pages=room + setup.lanes * longest,
-        page_bytes=sizes.page_bytes,
-        image_bytes=sizes.image_bytes,
-        page_tokens=sizes.page_tokens,
-        lanes=setup.lanes,
-        retained_bytes=room * sizes.page_bytes,
-        max_entries=plan.entries,
-        policy=plan.make or POLICIES[plan.policy],
-        affinity=setup.affinity,
-        events=0,
-    )
-
-
-def _everything(trace: Trace, images: int, page_tokens: int) -> int:
-    """Return the pages of all that a trace could ever leave."""
-    return sum(
-        _pages(r, images, page_tokens, r.input + r.output - r.shared) for r in trace.requests
-    )
-
-
-def _pages(request: Request, images: int, page_tokens: int, tokens: int) -> int:
-    captures = 5 + len(request.boundaries)
-    return -(-tokens // page_tokens) + 2 + captures * images
+    chunks: deque[Chunk] = field(default_factory=deque)
 
 
 class Replay:
@@ -117,7 +40,7 @@ class Replay:
         trace: Trace,
         source: TokenSource,
         setup: Setup,
-        plan: Plan,
+        plan: RunPlan,
         *,
         until: int | None = None,
     ) -> None:
@@ -125,32 +48,30 @@ class Replay:
         self.source = source
         self.setup = setup
         self.pool = PrefixPool(pool_config(trace, setup, plan))
+        self.tally = Tally(trace, setup, plan)
+        self.now = 0.0
+        self.until = len(trace.requests) if until is None else until
         config = self.pool.config
-        # Tiers hold whole pages of each piece, and for a moment both an entry and its successor.
-        everything = 2 * _everything(trace, config.image_pages, config.page_tokens)
-        tiers = attach(
+        # Tiers store whole pages of each piece, and for a moment both an entry and its successor.
+        everything = 2 * all_pages(trace, config.image_pages, config.page_tokens)
+        self._tiers = SimulatedTiers(
             self.pool,
             setup.tiers,
             prefill_rate=setup.prefill_rate,
             everything=everything * config.page_bytes,
         )
-        self._restores = Restores(tiers, setup.tiers)
         self._ready: dict[int, float] = {}
-        self.tally = Tally(trace, setup, plan, self.pool, self._restores)
-        self.now = 0.0
-        self._tell = plan.now
-        self.until = len(trace.requests) if until is None else until
+        self._lookup_seconds: list[float] = []
+        self._on_request = plan.on_request
         self._events: list[tuple[float, int, _Job]] = []
         self._serial = count()
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[TraceRequest] = deque()
         self._wanted: set[tuple[Lease, int]] = set()
 
     def run(self, on_step: Callable[[int], None] | None = None) -> None:
         """Serve every request before `until`."""
         for request in self.trace.requests[: self.until]:
-            while self._events and (self._waiting or self._events[0][0] <= request.t):
-                if self._events[0][0] > request.t:
-                    break
+            while self._events and self._events[0][0] <= request.t:
                 self._step()
             self.now = max(self.now, request.t)
             self._waiting.append(request)
@@ -160,21 +81,26 @@ class Replay:
         while self._events:
             self._step()
 
-    def _step(self) -> None:
-        self.now, _, job = heappop(self._events)
-        if job.stops:
-            chunk = job.stops.popleft()
-            self._prefill(job, chunk)
-            self._schedule(job)
-        else:
-            self._finish(job)
-        self._start_waiting()
+    def outcome(self) -> RunOutcome:
+        """Return the run's JSON object and detail lines."""
+        stats = self.pool.stats()
+        counters, size = stats.counters, self.pool.config.page_bytes
+        run = self.tally.run(
+            held_bytes=stats.retained_bytes,
+            below=self._tiers.figures(),
+            evictions=counters.evictions,
+            truncations=counters.truncations,
+            superseded=counters.superseded,
+            evicted_bytes=counters.evicted_pages * size,
+            peak_bytes=counters.peak_retained_pages * size,
+            peak_slab_bytes=counters.peak_used_pages * size,
+            images_saved=counters.images_saved,
+            captures_skipped=counters.captures_skipped,
+            lookup_us=self._lookup_us(),
+        )
+        return RunOutcome(run, self.tally.detail)
 
-    def _start_waiting(self) -> None:
-        while self._waiting and self._start(self._waiting[0]):
-            self._waiting.popleft()
-
-    def prompt(self, request: Request) -> Prompt:
+    def prompt(self, request: TraceRequest) -> Prompt:
         """Return a request's prompt with made-up token ids."""
         space = Namespace(weights=self.setup.model, kv_dtype=self.setup.kv, salt=request.salt)
         return Prompt(
@@ -184,34 +110,62 @@ class Replay:
             media=request.media,
         )
 
-    def _start(self, request: Request) -> bool:
-        """Try to admit; say whether the request left the queue."""
-        self._about(request)
+    # -- the clock -------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        self.now, _, job = heappop(self._events)
+        if job.chunks:
+            self._prefill(job, job.chunks.popleft())
+            self._schedule(job)
+        else:
+            self._finish(job)
+        self._start_waiting()
+
+    def _schedule(self, job: _Job) -> None:
+        """Put the job's next step on the clock: its next checkpoint, else its end."""
+        lease, request = job.lease, job.request
+        while len(job.chunks) > 1 and job.chunks[0].checkpoint is None:
+            self._prefill(job, job.chunks.popleft())
+        at = len(lease.prompt) if not job.chunks else job.chunks[0].end
+        when = job.begun + (at - lease.start) / self.setup.prefill_rate
+        if not job.chunks:
+            when += request.output / self.setup.decode_rate
+        heappush(self._events, (when, next(self._serial), job))
+
+    # -- admission -------------------------------------------------------------------------
+
+    def _start_waiting(self) -> None:
+        while self._waiting and self._start(self._waiting[0]):
+            self._waiting.popleft()
+
+    def _start(self, request: TraceRequest) -> bool:
+        """Try to admit; return True if the request left the queue."""
+        self._notify(request)
         if self.pool.running == self.setup.lanes:
             return False
         prompt = self.prompt(request)
         started = time.perf_counter()
         best = self.pool.lookup(prompt).deepest
-        self.tally.lookup_seconds.append(time.perf_counter() - started)
+        self._lookup_seconds.append(time.perf_counter() - started)
         lease = self._acquire(request, prompt, best)
         if lease is None:
             if self.pool.running:
                 return False
-            self.tally.refuse(request)
+            self.tally.add(request)
             return True
         if isinstance(lease, Pending):
             self._wanted.add((lease.lease, lease.position))
             return False
         begun = max(self.now, self._ready.pop(request.id, self.now))
-        job = _Job(request=request, lease=lease, begun=begun, stops=deque(lease.chunks()))
+        job = _Job(request=request, lease=lease, begun=begun, chunks=deque(lease.chunks()))
         lease.restore()
         if self.setup.lanes == 1:
-            while job.stops:
-                self._prefill(job, job.stops.popleft())
+            while job.chunks:
+                self._prefill(job, job.chunks.popleft())
         self._schedule(job)
         return True
 
-    def _acquire(self, request: Request, prompt: Prompt, best: int) -> Lease | Pending | None:
+    def _acquire(self, request: TraceRequest, prompt: Prompt, best: int) -> Lease | Pending | None:
         several = self.setup.lanes > 1
         answer = self.pool.acquire(
             prompt,
@@ -226,36 +180,23 @@ class Replay:
         self._note_restore(request)
         return answer
 
-    def _note_restore(self, request: Request) -> None:
-        """What was brought back for a request is there later, whether it waits meanwhile or not."""
-        seconds = self._restores.seconds()
+    def _note_restore(self, request: TraceRequest) -> None:
+        """Record the end of the restores for a request, even where it waits meanwhile."""
+        seconds = self._tiers.seconds()
         if seconds:
             self._ready[request.id] = max(self.now, self._ready.get(request.id, 0.0)) + seconds
 
     def _worth_waiting(self, pending: Pending, best: int) -> bool:
-        """Waiting costs what the other lease still prefills, going on what this one would."""
+        """Return True if the other lease reaches the shared position sooner than this one would."""
         rate = self.setup.prefill_rate
         job = next(job for _, _, job in self._events if job.lease is pending.lease)
         left = job.begun + (pending.position - job.lease.start) / rate - self.now
         return left <= (pending.position - best) / rate
 
-    def _schedule(self, job: _Job) -> None:
-        """Put the job's next step on the clock: its next checkpoint, else its end."""
-        lease, request = job.lease, job.request
-        while len(job.stops) > 1 and job.stops[0].checkpoint is None:
-            self._prefill(job, job.stops.popleft())
-        at = len(lease.prompt) if not job.stops else job.stops[0].end
-        when = job.begun + (at - lease.start) / self.setup.prefill_rate
-        if not job.stops:
-            when += request.output / self.setup.decode_rate
-        heappush(self._events, (when, next(self._serial), job))
-
-    def _about(self, request: Request) -> None:
-        if self._tell is not None:
-            self._tell(request.id)
+    # -- a request that holds a lease --------------------------------------------------------
 
     def _prefill(self, job: _Job, chunk: Chunk) -> None:
-        self._about(job.request)
+        self._notify(job.request)
         lease = job.lease
         lease.advance(lease.prompt.tokens[chunk.begin : chunk.end])
         if chunk.checkpoint is not None:
@@ -267,84 +208,19 @@ class Replay:
 
     def _finish(self, job: _Job) -> None:
         lease, request = job.lease, job.request
-        self._about(request)
+        self._notify(request)
         if request.output > 1:
             lease.advance(self.source.output(request.id)[:-1])
         lease.checkpoint("frontier", position=lease.frontier)
         lease.commit()
         self.tally.serve(request, lease)
 
+    def _notify(self, request: TraceRequest) -> None:
+        if self._on_request is not None:
+            self._on_request(request.id)
 
-def run_plan(
-    trace: Trace,
-    source: TokenSource,
-    setup: Setup,
-    plan: Plan,
-    on_progress: OnProgress | None = None,
-) -> Outcome:
-    """Replay the whole trace under one plan."""
-    replay = Replay(trace, source, setup, plan)
-    total = len(trace.requests)
-
-    def on_step(done: int) -> None:
-        if on_progress is not None and done % 32 == 0:
-            on_progress(plan.policy, done, total)
-
-    replay.run(on_step)
-    return Outcome(replay.tally.run(), replay.tally.detail)
-
-
-def plans(
-    policies: Sequence[str], entries: Sequence[int], budgets: Sequence[int]
-) -> Iterator[Plan]:
-    """Yield the online runs: policies x entries, then policies x budgets; never crossed."""
-    for policy in policies:
-        for most in entries:
-            yield Plan(policy=policy, entries=most)
-    for policy in policies:
-        for budget in budgets:
-            yield Plan(policy=policy, budget_bytes=budget)
-
-
-def sweep(
-    trace: Trace,
-    setup: Setup,
-    *,
-    policies: Sequence[str],
-    entries: Sequence[int],
-    budgets: Sequence[int],
-    on_progress: OnProgress | None = None,
-) -> Iterator[Outcome]:
-    """Yield every run of a trace, online policies first, then the bounds.
-
-    ``single_lane`` and ``endless`` run once, ``clairvoyant`` for each K and each budget.
-    """
-    from ninfer_pool.sim.bounds import bounds
-
-    source = TokenSource(trace)
-    online: list[Outcome] = []
-    for plan in plans(policies, entries, budgets):
-        outcome = run_plan(trace, source, setup, plan, on_progress)
-        online.append(outcome)
-        yield outcome
-    yield from bounds(trace, source, setup, online, entries, budgets, on_progress)
-
-
-def explain_request(
-    trace: Trace,
-    setup: Setup,
-    *,
-    policy: str,
-    entries: int | None,
-    budget_bytes: int | None,
-    request: int,
-) -> str:
-    """Return for one request what matched, what was lost, why, and what would have helped."""
-    plan = Plan(policy=policy, entries=entries, budget_bytes=budget_bytes)
-    replay = Replay(trace, TokenSource(trace), setup, plan, until=request)
-    replay.run()
-    prompt = replay.prompt(trace.requests[request])
-    told = replay.pool.explain(prompt)
-    places = [f"{m.position} ({m.kind})" for m in replay.pool.lookup(prompt)[-8:]]
-    line = f"request {request} of {trace.name} under {policy}: {told}"
-    return "\n".join([line, f"  deepest resumable positions: {', '.join(places) or 'none'}"])
+    def _lookup_us(self) -> dict[str, float] | None:
+        if not self._lookup_seconds:
+            return None
+        p50, p99 = np.percentile(np.array(self._lookup_seconds) * 1e6, [50, 99]).tolist()
+        return {"p50": round(p50, 2), "p99": round(p99, 2)}

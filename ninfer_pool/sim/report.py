@@ -1,7 +1,7 @@
 """What a person reads after a simulation: one trace's runs as plain tables.
 
 A run is one element of the JSON contract's `runs`. The functions here only select and format:
-every figure stands in the JSON as well. A `Table` prints as text and is drawn by the HTML page.
+every figure stands in the JSON as well. A `TextTable` prints as text and is drawn by the HTML page.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ninfer_pool.core.sizes import format_bytes
-from ninfer_pool.sim.geometry import Sizes
+from ninfer_pool.sim.geometry import PageSizes
 from ninfer_pool.sim.options import BOUNDS
 
 Run = dict[str, Any]
@@ -26,7 +26,7 @@ _SHORT_PATHS = {"append_frontier": "frontier", "full_reset": "reset"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TextTable:
     """Cells as text; the first `left` columns are flush left. An empty row is a rule."""
 
     title: str
@@ -52,7 +52,7 @@ class Table:
         return ("  " + "  ".join(cells)).rstrip()
 
 
-def report(runs: Sequence[Run], *, sizes: Sizes) -> str:
+def report(runs: Sequence[Run], *, sizes: PageSizes) -> str:
     """The whole report on one trace: headline, model in words, then the tables of each sweep."""
     parts = [headline(runs), describe_model(runs[0], sizes=sizes), ""]
     for table in tables(runs):
@@ -69,7 +69,7 @@ def headline(runs: Sequence[Run]) -> str:
     return f"{first['trace']}: {first['requests']:,} requests, {count(served)} prompt tokens{tail}"
 
 
-def describe_model(run: Run, *, sizes: Sizes) -> str:
+def describe_model(run: Run, *, sizes: PageSizes) -> str:
     """Model, page and image sizes, and the way requests are served, in words."""
     page, image = sizes.page_bytes, sizes.image_bytes
     draft = "with" if run["mtp"] else "without"
@@ -103,7 +103,7 @@ def below(run: Run) -> str:
     )
 
 
-def tables(runs: Sequence[Run]) -> list[Table]:
+def tables(runs: Sequence[Run]) -> list[TextTable]:
     """For each sweep present: rates by policy, details by run, reasons for lost tokens."""
     found = []
     for field in SWEEPS:
@@ -147,7 +147,7 @@ def gap_closed(runs: Sequence[Run], field: str, value: int) -> float | None:
     return (default - lru) / (best - lru) if best - lru > 1e-3 else None
 
 
-def rate_table(runs: Sequence[Run], field: str) -> Table:
+def rate_table(runs: Sequence[Run], field: str) -> TextTable:
     """Share of prompt tokens reused: a row a policy and bound, a column a value."""
     values = points(runs, field)
     rows = [_rates(runs, policy, field) for policy in policies(runs)]
@@ -160,7 +160,7 @@ def rate_table(runs: Sequence[Run], field: str) -> Table:
         cells = ("-" if gap is None else f"{100 * gap:.0f}%" for gap in gaps)
         rows += [(), ("gap lru-clairvoyant closed by default", *cells)]
     title = RATE_TITLES[field] + (f"; below the device {tiers}" if tiers else "")
-    return Table(title=title, columns=("policy", *_labels(values, field)), rows=tuple(rows))
+    return TextTable(title=title, columns=("policy", *_labels(values, field)), rows=tuple(rows))
 
 
 def _rates(runs: Sequence[Run], policy: str, field: str) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ def label(value: int | None, field: str) -> str:
     return f"K={value}" if field == "entries" else format_bytes(value)
 
 
-def detail_table(runs: Sequence[Run], field: str) -> Table:
+def detail_table(runs: Sequence[Run], field: str) -> TextTable:
     """A row a run: prefilled tokens, requests by reuse path, evictions, peak bytes."""
     chosen = [run for run in runs if run[field] is not None]
     chosen += [run for run in runs if run["policy"] in ("endless", "single_lane")]
@@ -195,10 +195,10 @@ def detail_table(runs: Sequence[Run], field: str) -> Table:
         row += [f"{run['evictions']:,}", format_bytes(run["peak_bytes"])]
         rows.append((*row, f"{run['refused']:,}") if refused else tuple(row))
     title = "Each run: tokens prefilled, requests by where they resumed, entries evicted, peak held"
-    return Table(title=title, columns=tuple(columns), rows=tuple(rows), left=2)
+    return TextTable(title=title, columns=tuple(columns), rows=tuple(rows), left=2)
 
 
-def tier_table(runs: Sequence[Run], field: str) -> Table:
+def tier_table(runs: Sequence[Run], field: str) -> TextTable:
     """Each run with tiers: what each of them gave and took."""
     columns = ["policy", "at", "tier", "reused", "requests", "restored", "in", "stored"]
     columns += ["images", "held", "dropped"]
@@ -214,7 +214,7 @@ def tier_table(runs: Sequence[Run], field: str) -> Table:
             row += [format_bytes(told["bytes"]), "-" if device else f"{told['dropped']:,}"]
             rows.append(tuple(row))
     title = "Each tier: tokens reused from it, what was restored from it and stored in it"
-    return Table(title=title, columns=tuple(columns), rows=tuple(rows), left=3)
+    return TextTable(title=title, columns=tuple(columns), rows=tuple(rows), left=3)
 
 
 def _short(path: str) -> str:
@@ -222,7 +222,7 @@ def _short(path: str) -> str:
     return name.removeprefix("restore_").removesuffix("_checkpoint")
 
 
-def reason_table(runs: Sequence[Run], field: str) -> Table:
+def reason_table(runs: Sequence[Run], field: str) -> TextTable:
     """Tokens that matched but were prefilled again, by reason, under the first policy."""
     values = points(runs, field)
     policy = (policies(runs) or ["clairvoyant"])[0]
@@ -231,8 +231,8 @@ def reason_table(runs: Sequence[Run], field: str) -> Table:
     rows = [(reason, *(_loss(loss.get(reason)) for loss in losses)) for reason in top(losses)]
     title = f"Why matched tokens were lost under {policy}: tokens (requests)"
     if not rows:
-        return Table(title=title, columns=("reason",), rows=(("no matched token was lost",),))
-    return Table(title=title, columns=("reason", *_labels(values, field)), rows=tuple(rows))
+        return TextTable(title=title, columns=("reason",), rows=(("no matched token was lost",),))
+    return TextTable(title=title, columns=("reason", *_labels(values, field)), rows=tuple(rows))
 
 
 def top(losses: Iterable[dict[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What engines without a pool do today: each lane resumes only what it ran last."""
+"""The bound of engines without a pool: each lane resumes only its last request."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import NamedTuple
 
 from ninfer_pool.core.results import reuse_of
 from ninfer_pool.sim.relations import Relations
-from ninfer_pool.sim.trace import Request, Trace
+from ninfer_pool.sim.setup import RunOutcome, RunPlan, Setup
+from ninfer_pool.sim.tally import Tally
+from ninfer_pool.sim.trace import Trace, TraceRequest
 
 
 class LaneResult(NamedTuple):
-    """What one request reused of the lane that it ran in; positions in tokens."""
+    """The reuse of one request from the lane that served it; positions in tokens."""
 
     id: int
     reused: int
     reuse_kind: str | None
-    """``frontier``, ``turn`` or ``response``: the point resumed at; None for none."""
+    """Kind of the point resumed at, ``frontier``, ``turn`` or ``response``; None for none."""
     matched: int
-    """Leading tokens that agree with what the best of the free lanes ran last."""
+    """Leading tokens that agree with the last request of the best of the free lanes."""
     lane: int
 
     @property
@@ -28,7 +30,7 @@ class LaneResult(NamedTuple):
         return reuse_of(self.reuse_kind)
 
 
-class Point(NamedTuple):
+class ResumePoint(NamedTuple):
     """A position where a lane can be resumed."""
 
     position: int
@@ -40,21 +42,43 @@ class _Lane:
     index: int
     free_at: float = float("-inf")
     last: int | None = None
-    """The request that it ran last; None where that left nothing."""
-    points: tuple[Point, ...] = ()
+    """Its last request; None where that one retained nothing."""
+    points: tuple[ResumePoint, ...] = ()
+
+
+def run_single_lane(trace: Trace, setup: Setup) -> RunOutcome:
+    """Return the run in which each lane keeps its last request alone."""
+    tally = Tally(trace, setup, RunPlan(policy="single_lane"))
+    served = single_lane(
+        trace,
+        lanes=setup.lanes,
+        prefill_rate=setup.prefill_rate,
+        decode_rate=setup.decode_rate,
+    )
+    for result in sorted(served, key=lambda result: result.id):
+        lost = max(0, result.matched - result.reused)
+        reason = "no_checkpoint_before" if lost else "hit" if result.reused else "no_entry"
+        tally.add(
+            trace.requests[result.id],
+            reused=result.reused,
+            exact=not result.reused,
+            tier="device" if result.reused else None,
+            reuse=result.reuse,
+            reason=reason,
+            lost=lost,
+        )
+    return RunOutcome(tally.run(), tally.detail)
 
 
 def single_lane(
     trace: Trace, *, lanes: int, prefill_rate: float, decode_rate: float
 ) -> list[LaneResult]:
-    """Serve a trace without a pool; return what each request reused, in order of service.
+    """Serve a trace without a pool; return each request's reuse, in order of service.
 
-    A lane keeps its last request's frontier, turn and response points and nothing else. A
-    request waits, in order of arrival, for a free lane; of those it takes the one with the most
-    reusable tokens, else the least recently used, and overwrites it. It then takes prefilled /
-    `prefill_rate` + output / `decode_rate` seconds.
-
-    O(requests x lanes).
+    A lane keeps only the frontier, turn and response points of its last request. A request waits
+    in order of arrival for a free lane. It overwrites the one with the most reusable tokens, else
+    the least recently used. It then takes prefilled / `prefill_rate` + output / `decode_rate`
+    seconds. O(requests x lanes).
     """
     relations = Relations(trace)
     pool = [_Lane(index) for index in range(lanes)]
@@ -74,7 +98,7 @@ def single_lane(
     return results
 
 
-def _choose(request: Request, free: Sequence[_Lane], relations: Relations) -> LaneResult:
+def _choose(request: TraceRequest, free: Sequence[_Lane], relations: Relations) -> LaneResult:
     """Return the best of the free lanes: most reusable tokens, then least recently used."""
     best = LaneResult(request.id, -1, None, 0, -1)
     matched = 0
@@ -90,16 +114,18 @@ def _choose(request: Request, free: Sequence[_Lane], relations: Relations) -> La
     return best._replace(matched=matched)
 
 
-def _points(request: Request, reused: int, before: tuple[Point, ...]) -> Iterator[Point]:
+def _points(
+    request: TraceRequest, reused: int, before: tuple[ResumePoint, ...]
+) -> Iterator[ResumePoint]:
     """Yield the points that a lane holds after a request, the frontier first.
 
-    A point below what was reused is there only if the lane held it already: the state at it was
+    The lane has a point below the reused tokens only if it held it already: the state at it was
     not computed again.
     """
-    yield Point(request.input + max(request.output - 1, 0), "frontier")
+    yield ResumePoint(request.input + max(request.output - 1, 0), "frontier")
     declared = {kind: position for position, kind in request.boundaries}
     held = {point.position for point in before}
     for kind in ("turn", "response"):
         position = declared.get(kind, request.input if kind == "turn" else 0)
         if position and (position >= reused or position in held):
-            yield Point(position, kind)
+            yield ResumePoint(position, kind)

@@ -1,35 +1,51 @@
-"""Adds up one run: the JSON's fields and the detail lines."""
+"""The detail lines of one run, and the run's fields summed up from them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from ninfer_pool.core.lease import Lease
-from ninfer_pool.core.pool import PrefixPool
-from ninfer_pool.sim.below import Restores, head_fields, tier_fields
-from ninfer_pool.sim.trace import Request, Trace
+from ninfer_pool.sim.setup import RunPlan, Setup
+from ninfer_pool.sim.tiers import head_fields, tier_fields
+from ninfer_pool.sim.trace import Trace, TraceRequest
 
-if TYPE_CHECKING:
-    from ninfer_pool.sim.replay import Plan, Setup
+REFUSED: dict[str, Any] = {
+    "reused": 0,
+    "exact": True,
+    "tier": None,
+    "reuse": "refused",
+    "reason": "no_room",
+    "diverged_at": None,
+    "lost": 0,
+    "evicted_bytes": 0,
+    "needed_bytes": 0,
+    "victim_max_bytes": 0,
+}
+"""A detail line after the request's own fields, in order; here of a request that cannot fit."""
+NO_POOL: dict[str, Any] = {
+    "evictions": 0,
+    "truncations": 0,
+    "superseded": 0,
+    "evicted_bytes": 0,
+    "largest_admission_evicted_bytes": 0,
+    "largest_admission_needed_bytes": 0,
+    "largest_victim_bytes": 0,
+    "peak_bytes": 0,
+    "peak_slab_bytes": 0,
+    "images_saved": 0,
+    "captures_skipped": 0,
+    "lookup_us": None,
+}
+"""The fields of a run that only a pool fills, in order."""
 
 
-class Sums:
-    """What every run adds up, whatever served it."""
+class Tally:
+    """The sums of one run."""
 
-    def __init__(self, trace: Trace, setup: Setup, plan: Plan) -> None:
+    def __init__(self, trace: Trace, setup: Setup, plan: RunPlan) -> None:
         self.detail: list[dict[str, Any]] = []
-        self.refused = 0
-        self.input_tokens = 0
-        self.reused_tokens = 0
-        self._reuse: Counter[str] = Counter()
-        self._requests: Counter[str] = Counter()
-        self._lost: Counter[str] = Counter()
-        self._by_tier: Counter[str] = Counter()
-        self._hits: Counter[str] = Counter()
         self._head = {
             "trace": trace.name,
             "model": setup.model,
@@ -46,155 +62,86 @@ class Sums:
             "requests": len(trace.requests),
         }
 
-    def add(
-        self,
-        request: Request,
-        *,
-        reused: int,
-        exact: bool,
-        reuse: str,
-        reason: str,
-        diverged_at: int | None,
-        lost: int,
-        tier: str = "device",
-        evicted_bytes: int = 0,
-        needed_bytes: int = 0,
-        victim_max_bytes: int = 0,
-    ) -> None:
-        """Add one served request; ``tier`` is where what it reused lay."""
-        self.input_tokens += request.input
-        self.reused_tokens += reused
-        self._reuse[reuse] += 1
-        self._requests[reason] += 1
-        self._lost[reason] += lost
-        if reused:
-            self._by_tier[tier] += reused
-            self._hits[tier] += 1
-        self._line(
-            request,
-            reused=reused,
-            exact=exact,
-            tier=tier if reused else None,
-            reuse=reuse,
-            reason=reason,
-            diverged_at=diverged_at,
-            lost=lost,
-            evicted_bytes=evicted_bytes,
-            needed_bytes=needed_bytes,
-            victim_max_bytes=victim_max_bytes,
-        )
-
-    def refuse(self, request: Request) -> None:
-        """Add a request that can never fit: neither served nor counted in tokens."""
-        self.refused += 1
-        self._line(
-            request,
-            reused=0,
-            exact=True,
-            tier=None,
-            reuse="refused",
-            reason="no_room",
-            diverged_at=None,
-            lost=0,
-            evicted_bytes=0,
-            needed_bytes=0,
-            victim_max_bytes=0,
-        )
-
-    def _line(self, request: Request, **fields: Any) -> None:
+    def add(self, request: TraceRequest, **fields: Any) -> None:
+        """Add a request's detail line; without fields it is one that can never fit."""
         self.detail.append(
             {
                 "id": request.id,
                 "session": request.session,
                 "kind": request.kind,
                 "input": request.input,
+                **REFUSED,
                 **fields,
             }
         )
 
-    def fields(
-        self, *, held_bytes: int = 0, below: Iterable[dict[str, Any]] = (), **pool: Any
-    ) -> dict[str, Any]:
-        """Return the run's JSON object; ``pool`` are the fields that a pool alone can tell.
-
-        ``held_bytes`` are retained on the device at the end, ``below`` the tiers under it.
-        """
-        tokens = self.input_tokens
-        device = tier_fields("device", bytes=held_bytes, budget_bytes=self._head["budget_bytes"])
-        tiers = [device, *below]
-        for told in tiers:
-            told["reused_tokens"] = self._by_tier[told["tier"]]
-            told["hits"] = self._hits[told["tier"]]
-        return {
-            **self._head,
-            "refused": self.refused,
-            "input_tokens": tokens,
-            "reused_tokens": self.reused_tokens,
-            "hit_rate": self.reused_tokens / tokens if tokens else 0.0,
-            "prefilled_tokens": tokens - self.reused_tokens,
-            "reuse": dict(sorted(self._reuse.items())),
-            "reasons": {
-                reason: {"requests": self._requests[reason], "tokens": self._lost[reason]}
-                for reason in sorted(self._requests)
-            },
-            "tiers": tiers,
-            **pool,
-        }
-
-
-class Tally(Sums):
-    """One run of a pool."""
-
-    def __init__(
-        self, trace: Trace, setup: Setup, plan: Plan, pool: PrefixPool, restores: Restores
-    ) -> None:
-        super().__init__(trace, setup, plan)
-        self.lookup_seconds: list[float] = []
-        self._pool = pool
-        self._restores = restores
-
-    def serve(self, request: Request, lease: Lease) -> None:
+    def serve(self, request: TraceRequest, lease: Lease) -> None:
         """Add a request whose lease has ended."""
-        told = lease.explanation
+        explanation = lease.explanation
         self.add(
             request,
             reused=lease.start,
             exact=lease.exact,
+            tier=(explanation.tier or "device") if lease.start else None,
             reuse=lease.reuse,
-            reason=told.reason,
-            diverged_at=told.diverged_at,
-            lost=told.lost,
-            tier=told.tier or "device",
+            reason=explanation.reason,
+            diverged_at=explanation.diverged_at,
+            lost=explanation.lost,
             evicted_bytes=lease.evicted_bytes,
             needed_bytes=lease.needed_bytes,
             victim_max_bytes=lease.victim_max_bytes,
         )
 
-    def run(self) -> dict[str, Any]:
-        """Return the run's JSON object."""
-        stats = self._pool.stats()
-        counters = stats.counters
-        size = self._pool.config.page_bytes
-        heaviest = max(self.detail, key=lambda line: line["evicted_bytes"])
-        return self.fields(
-            held_bytes=stats.retained_bytes,
-            below=self._restores.told(),
-            evictions=counters.evictions,
-            truncations=counters.truncations,
-            superseded=counters.superseded,
-            evicted_bytes=counters.evicted_pages * size,
-            largest_admission_evicted_bytes=heaviest["evicted_bytes"],
-            largest_admission_needed_bytes=heaviest["needed_bytes"],
-            largest_victim_bytes=max(line["victim_max_bytes"] for line in self.detail),
-            peak_bytes=counters.peak_retained_pages * size,
-            peak_slab_bytes=counters.peak_used_pages * size,
-            images_saved=counters.images_saved,
-            captures_skipped=counters.captures_skipped,
-            lookup_us=self._lookup_us(),
-        )
+    @property
+    def reused_tokens(self) -> int:
+        """Prompt tokens that needed no prefill."""
+        return sum(line["reused"] for line in self.detail)
 
-    def _lookup_us(self) -> dict[str, float] | None:
-        if not self.lookup_seconds:
-            return None
-        p50, p99 = np.percentile(np.array(self.lookup_seconds) * 1e6, [50, 99]).tolist()
-        return {"p50": round(p50, 2), "p99": round(p99, 2)}
+    def run(
+        self, *, held_bytes: int = 0, below: Iterable[dict[str, Any]] = (), **pool: Any
+    ) -> dict[str, Any]:
+        """Return the run's JSON object; ``pool`` are fields of `NO_POOL`.
+
+        ``held_bytes`` are retained on the device at the end, ``below`` the tiers under it.
+        """
+        served = [line for line in self.detail if line["reuse"] != "refused"]
+        tokens, reused = sum(line["input"] for line in served), self.reused_tokens
+        heaviest = max(self.detail, key=lambda line: line["evicted_bytes"])
+        return {
+            **self._head,
+            "refused": len(self.detail) - len(served),
+            "input_tokens": tokens,
+            "reused_tokens": reused,
+            "hit_rate": reused / tokens if tokens else 0.0,
+            "prefilled_tokens": tokens - reused,
+            "reuse": dict(sorted(Counter(line["reuse"] for line in served).items())),
+            "reasons": _reasons(served),
+            "tiers": self._tiers(held_bytes, below),
+            **NO_POOL,
+            "largest_admission_evicted_bytes": heaviest["evicted_bytes"],
+            "largest_admission_needed_bytes": heaviest["needed_bytes"],
+            "largest_victim_bytes": max(line["victim_max_bytes"] for line in self.detail),
+            **pool,
+        }
+
+    def _tiers(self, held_bytes: int, below: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        budget = self._head["budget_bytes"]
+        tiers = [tier_fields("device", bytes=held_bytes, budget_bytes=budget), *below]
+        for fields in tiers:
+            lines = [line for line in self.detail if line["tier"] == fields["tier"]]
+            fields["reused_tokens"] = sum(line["reused"] for line in lines)
+            fields["hits"] = len(lines)
+        return tiers
+
+
+def _reasons(served: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return per reason the requests and the tokens that matched but were prefilled again."""
+    requests: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
+    for line in served:
+        requests[line["reason"]] += 1
+        lost[line["reason"]] += line["lost"]
+    return {
+        reason: {"requests": requests[reason], "tokens": lost[reason]}
+        for reason in sorted(requests)
+    }

@@ -1,9 +1,8 @@
-"""Makes up the token ids of a trace: deterministic, with a few integers kept for each request.
+"""The token ids of a trace: made up, deterministic, with a few integers per request.
 
-Every token that is new in a request gets an id of its own, so two prompts agree exactly where the
-trace says so. A request that goes on where its parent's full sequence ends also gets the ids that
-follow the parent's, so a whole linear conversation is one run of consecutive ids and is written by
-one `numpy.arange`, however many turns it has.
+Every new token of a request gets an id of its own, so two prompts agree exactly where the trace
+states it. A request that continues the end of its parent's full sequence continues its ids too.
+A linear conversation is thus one run of consecutive ids, written by one `numpy.arange`.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer_pool.errors import TraceError
+from ninfer_pool.sim.relations import owners
 from ninfer_pool.sim.trace import Trace
 
 Tokens = npt.NDArray[np.int32]
@@ -30,50 +30,24 @@ class TokenSource:
     def __init__(self, trace: Trace) -> None:
         self._requests = trace.requests
         count = len(trace.requests)
-        # Tokens of request r at positions [own_begin[r], its end) are position + shift[r];
+        # Tokens of request r at positions [run_begin[r], its end) are position + shift[r];
         # below run_begin[r] they are those of request run_parent[r].
         self._shift = [0] * count
         self._run_begin = [0] * count
         self._run_parent = [-1] * count
-        self._own_parent = [-1] * count
-        self._link_parents()
         self._number_runs(trace.name)
 
     def prompt(self, id: int) -> Tokens:
-        """The prompt of request `id`, int32 ``[input]``; O(input) and O(branch points)."""
+        """Return the prompt of request `id`, int32 ``[input]``; O(input) and O(branch points)."""
         return self._between(id, 0, self._requests[id].input)
 
     def output(self, id: int) -> Tokens:
-        """The generated tokens of request `id`, int32 ``[output]``."""
+        """Return the generated tokens of request `id`, int32 ``[output]``."""
         request = self._requests[id]
-        return self._between(id, request.input, request.total)
-
-    def pieces(self, id: int) -> tuple[tuple[int, int, int], ...]:
-        """Who brought each token: (owner, begin, end) over the full sequence of `id`, ascending.
-
-        Positions ``[begin, end)`` were new in request `owner`: its first writer, and the same
-        positions in every later request that shares them. O(pieces).
-        """
-        found: list[tuple[int, int, int]] = []
-        end, owner = self._requests[id].total, id
-        while end > 0:
-            begin = self._requests[owner].shared
-            if begin < end:
-                found.append((owner, begin, end))
-                end = begin
-            owner = self._own_parent[owner]
-        return tuple(reversed(found))
-
-    def _link_parents(self) -> None:
-        """Point each request at the ancestor that owns the token just below its own first one."""
-        requests, own_parent = self._requests, self._own_parent
-        for request in requests:
-            ancestor = -1 if request.parent is None or not request.shared else request.parent
-            while ancestor >= 0 and requests[ancestor].shared >= request.shared:
-                ancestor = own_parent[ancestor]
-            own_parent[request.id] = ancestor
+        return self._between(id, request.input, request.input + request.output)
 
     def _number_runs(self, name: str) -> None:
+        owner = owners(self._requests, [request.shared for request in self._requests])
         follower = self._followers()
         following = set(follower.values())
         next_token = 1
@@ -84,7 +58,7 @@ class TokenSource:
             current, end = request.id, request.total
             while True:
                 self._run_begin[current], self._shift[current] = begin, shift
-                self._run_parent[current] = self._own_parent[request.id]
+                self._run_parent[current] = owner[request.id]
                 end = self._requests[current].total
                 if current not in follower:
                     break
@@ -97,7 +71,7 @@ class TokenSource:
                 )
 
     def _followers(self) -> dict[int, int]:
-        """For each request, the first later one that goes on where its full sequence ends."""
+        """Return per request the first later one that continues the end of its full sequence."""
         found: dict[int, int] = {}
         for request in self._requests:
             parent = request.parent

@@ -50,7 +50,7 @@ _REQUIRED: Final = ("id", "t", "session", "kind", "parent", "shared", "input", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class TraceRequest:
     """One request of a trace; positions and lengths in tokens, `t` in seconds.
 
     `parent` is the id of an earlier request whose full sequence this prompt begins with, for
@@ -82,7 +82,7 @@ class Trace:
 
     name: str
     header: dict[str, object] = field(default_factory=dict)
-    requests: tuple[Request, ...]
+    requests: tuple[TraceRequest, ...]
 
     @property
     def input_tokens(self) -> int:
@@ -111,7 +111,7 @@ def parse_trace(lines: Iterable[bytes], *, name: str, origin: str) -> Trace:
     texts = text_lines(lines, origin=origin)
     number, text = next(texts)
     header = _header(parse_object(text, where=Where(origin, number)), Where(origin, number))
-    requests: list[Request] = []
+    requests: list[TraceRequest] = []
     for number, text in texts:
         where = Where(origin, number)
         requests.append(_request(parse_object(text, where=where), requests, where))
@@ -189,14 +189,14 @@ def _header(header: dict[str, object], where: Where) -> dict[str, object]:
     return header
 
 
-def _request(record: dict[str, object], earlier: list[Request], where: Where) -> Request:
+def _request(record: dict[str, object], earlier: list[TraceRequest], where: Where) -> TraceRequest:
     for name in _REQUIRED:
         if name not in record:
             raise where.missing(name)
     length = whole(record["input"], "input", where, least=1)
     parent = _parent(record["parent"], earlier, where)
     media = _media(record.get("media", []), length, where)
-    return Request(
+    return TraceRequest(
         id=_id(record["id"], len(earlier), where),
         t=_time(record["t"], earlier, where),
         session=text_of(record["session"], "session", where),
@@ -218,14 +218,14 @@ def _id(value: object, expected: int, where: Where) -> int:
     return value
 
 
-def _time(value: object, earlier: list[Request], where: Where) -> float:
+def _time(value: object, earlier: list[TraceRequest], where: Where) -> float:
     now = seconds(value, "t", where)
     if earlier and now < earlier[-1].t:
         raise where.error("t", value, f"{earlier[-1].t} or later (time never goes back)")
     return now
 
 
-def _parent(value: object, earlier: list[Request], where: Where) -> Request | None:
+def _parent(value: object, earlier: list[TraceRequest], where: Where) -> TraceRequest | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value < len(earlier):
@@ -234,7 +234,7 @@ def _parent(value: object, earlier: list[Request], where: Where) -> Request | No
     return earlier[value]
 
 
-def _shared(value: object, parent: Request | None, length: int, where: Where) -> int:
+def _shared(value: object, parent: TraceRequest | None, length: int, where: Where) -> int:
     shared = whole(value, "shared", where, least=0)
     if parent is None:
         if shared:
@@ -322,7 +322,7 @@ def _encode(trace: Trace) -> bytes:
 _dump: Final[Callable[[object], str]] = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def _record(request: Request) -> dict[str, object]:
+def _record(request: TraceRequest) -> dict[str, object]:
     record: dict[str, object] = {name: getattr(request, name) for name in _REQUIRED}
     optional: Iterable[tuple[str, object]] = (
         ("boundaries", request.boundaries),

@@ -12,7 +12,7 @@ import pytest
 
 from ninfer_pool import cli
 from ninfer_pool.demo import command
-from ninfer_pool.demo.play import Play, Served, Setting
+from ninfer_pool.demo.play import Play, PlayedRequest, Setting
 from ninfer_pool.demo.scenarios import SCENARIOS, Script
 from tests.sim.test_plot import read_page
 
@@ -29,7 +29,7 @@ class FakeStage:
             prompt = sum(len(str(message)) for message in ask.messages)
             share = min(setting.entries or 0, 4) / 4
             served.append(
-                Served(
+                PlayedRequest(
                     label=ask.label,
                     prompt_tokens=prompt,
                     cached_tokens=int(prompt * share),
@@ -183,7 +183,7 @@ def test_without_matplotlib_it_says_so_in_a_line_and_goes_on(run: Terminal) -> N
     code, out, err = run("--quick", "--json", "out.json")
     assert code == 0
     assert "matplotlib" in err
-    assert "ninfer-pool[plot]" in err
+    assert "pip install '.[plot]'" in err
     assert len(err.splitlines()) == 1
     assert out.endswith("wrote out.json\n")
     assert [path.name for path in run.folder.iterdir()] == ["out.json"]

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from ninfer_pool.demo.play import TODAY, Play, Setting, Stage
-from ninfer_pool.demo.scenarios import FULL, SCENARIOS, Request, Size
+from ninfer_pool.demo.scenarios import FULL, SCENARIOS, ScriptedRequest, Size
 from ninfer_pool.demo.table import turn_tokens
 
 NAMES = [
@@ -97,7 +97,7 @@ def test_a_larger_pool_is_never_worse_and_one_entry_no_worse_than_a_lane(
         assert more.cached_tokens >= less.cached_tokens
 
 
-def asks(name: str, size: Size = FULL, reply: str = "So it is.") -> list[Request]:
+def asks(name: str, size: Size = FULL, reply: str = "So it is.") -> list[ScriptedRequest]:
     script = next(each.script for each in SCENARIOS if each.name == name)(size)
     found = [next(script)]
     try:

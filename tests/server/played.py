@@ -12,7 +12,7 @@ from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.server.calls import Control, Report
 from ninfer_pool.server.request_log import RequestLog
 from ninfer_pool.sim.tokens import TokenSource
-from ninfer_pool.sim.trace import Request, Trace
+from ninfer_pool.sim.trace import Trace, TraceRequest
 from tests.server.made_reports import report
 
 
@@ -25,7 +25,7 @@ def play(trace: Trace, path: Path, config: PoolConfig) -> list[Report]:
     return reports
 
 
-def _serve(request: Request, source: TokenSource, pool: PrefixPool, log: RequestLog) -> Report:
+def _serve(request: TraceRequest, source: TokenSource, pool: PrefixPool, log: RequestLog) -> Report:
     tokens, output = source.prompt(request.id), source.output(request.id)
     control = Control(salt=request.salt, hint=request.session, retain=request.retain)
     arrival = log.arrive(

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from ninfer_pool.sim import command
 from tests.sim.fake_replay import HEADER, LINE, NEXT, POLICIES, FakeReplay
 
 
 @pytest.fixture
 def replay(monkeypatch: pytest.MonkeyPatch) -> FakeReplay:
     fake = FakeReplay()
-    module = ModuleType("ninfer_pool.sim.replay")
-    vars(module).update(
-        Setup=SimpleNamespace, sweep=fake.sweep, explain_request=fake.explain_request
-    )
-    policy = ModuleType("ninfer_pool.core.policy")
-    vars(policy).update(POLICIES=dict.fromkeys(POLICIES))
-    monkeypatch.setitem(sys.modules, "ninfer_pool.sim.replay", module)
-    monkeypatch.setitem(sys.modules, "ninfer_pool.core.policy", policy)
+    monkeypatch.setattr(command, "Simulator", fake.simulator)
+    monkeypatch.setattr(command, "POLICIES", dict.fromkeys(POLICIES))
     return fake
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from ninfer_pool import cli
+from ninfer_pool.sim.setup import Setup
 from ninfer_pool.sim.trace import Trace
 from tests.sim.made_runs import made_runs
 
@@ -27,8 +29,15 @@ class FakeReplay:
     asked: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     fail: BaseException | None = None
 
-    def sweep(self, trace: Trace, setup: Any, **sizes: Any) -> Iterator[Any]:
-        self.asked.append({"trace": trace, "setup": setup, **sizes})
+    def simulator(self, trace: Trace, setup: Setup, _: object = None) -> SimpleNamespace:
+        return SimpleNamespace(
+            sweep=functools.partial(self.sweep, trace, setup),
+            explain=lambda plan, request: f"explained {trace.name} {request} {plan}",
+        )
+
+    def sweep(self, trace: Trace, setup: Setup, **sizes: Any) -> Iterator[Any]:
+        options = {each.name: getattr(setup, each.name) for each in dataclasses.fields(setup)}
+        self.asked.append({"trace": trace, "setup": options, **sizes})
         runs = made_runs(
             trace.name,
             policies=sizes["policies"],
@@ -39,9 +48,6 @@ class FakeReplay:
             yield SimpleNamespace(run=run, detail=[{"id": r.id} for r in trace.requests])
             if self.fail is not None:
                 raise self.fail
-
-    def explain_request(self, trace: Trace, setup: Any, **which: Any) -> str:
-        return f"explained {trace.name} {sorted(which.items(), key=str)}"
 
 
 def names(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ninfer_pool.sim.trace import BOUNDARY_KINDS, Request, Trace, make_header
+from ninfer_pool.sim.trace import BOUNDARY_KINDS, Trace, TraceRequest, make_header
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -36,9 +36,9 @@ def text(*records: object, header: object = None) -> str:
 
 
 @st.composite
-def requests(draw: st.DrawFn, *, most: int = 8, longest: int = 12) -> tuple[Request, ...]:
+def requests(draw: st.DrawFn, *, most: int = 8, longest: int = 12) -> tuple[TraceRequest, ...]:
     """Valid requests that share, branch, repeat and stop at every kind of place."""
-    made: list[Request] = []
+    made: list[TraceRequest] = []
     now = 0.0
     for id in range(draw(st.integers(1, most))):
         parent = draw(st.none() | st.sampled_from(made)) if made else None
@@ -47,7 +47,7 @@ def requests(draw: st.DrawFn, *, most: int = 8, longest: int = 12) -> tuple[Requ
         now += draw(st.sampled_from([0.0, 0.25, 1.0]))
         media = draw(_media(length))
         made.append(
-            Request(
+            TraceRequest(
                 id=id,
                 t=now,
                 session=draw(st.text(max_size=3)),

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ninfer_pool.core.entry import Checkpoint, Entry
-from ninfer_pool.core.lease import Lease
-from ninfer_pool.core.planner import Chunk
 from ninfer_pool.core.policy import Policy
-from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.core.radix import Path
-from ninfer_pool.core.results import Pending
-from ninfer_pool.sim.clairvoyant import Clairvoyant, Mode
-from ninfer_pool.sim.replay import Plan, Replay, Setup, pool_config
+from ninfer_pool.sim.clairvoyant import Mode
+from ninfer_pool.sim.replay import Replay
+from ninfer_pool.sim.setup import RunPlan, Setup
+from ninfer_pool.sim.simulator import foreseeing
 from ninfer_pool.sim.tokens import TokenSource
-from ninfer_pool.sim.trace import Request, Trace
+from ninfer_pool.sim.trace import Trace, TraceRequest
 
 Script = tuple[int, ...]
 
@@ -82,7 +81,7 @@ def _mark(mark: Checkpoint) -> tuple[Any, ...]:
     return last, position, mark.kind, mark.spare, mark.uses > 0, mark.cuts is not None
 
 
-def optimum(trace: Trace, setup: Setup, plan: Plan) -> int:
+def optimum(trace: Trace, setup: Setup, plan: RunPlan) -> int:
     """Return the most prompt tokens that any choice of victims lets the pool reuse.
 
     Request by request it keeps every state that the pool can be in, with the most reused on the
@@ -101,7 +100,7 @@ def optimum(trace: Trace, setup: Setup, plan: Plan) -> int:
 
 
 def _continue(
-    trace: Trace, source: TokenSource, setup: Setup, plan: Plan, script: Script, until: int
+    trace: Trace, source: TokenSource, setup: Setup, plan: RunPlan, script: Script, until: int
 ) -> Iterator[tuple[int, Script, Hashable]]:
     """Yield what each choice for the last request before `until` leads to."""
     branches = [script]
@@ -116,46 +115,13 @@ def _continue(
         yield replay.tally.reused_tokens, whole, policy.state()
 
 
-def _with(plan: Plan, policy: Policy) -> Plan:
-    return Plan(
-        policy=plan.policy,
-        entries=plan.entries,
-        budget_bytes=plan.budget_bytes,
-        make=lambda: policy,
-    )
+def _with(plan: RunPlan, policy: Policy) -> RunPlan:
+    return replace(plan, make=lambda: policy)
 
 
-class _Foreseen(Replay):
-    """A replay that tells a clairvoyant policy which request is at hand."""
-
-    policy: Clairvoyant
-
-    def _acquire(self, request: Request, prompt: Prompt, best: int) -> Lease | Pending | None:
-        self.policy.now(request.id)
-        return super()._acquire(request, prompt, best)
-
-    def _prefill(self, job: Any, chunk: Chunk) -> None:
-        self.policy.now(job.request.id)
-        super()._prefill(job, chunk)
-
-    def _finish(self, job: Any) -> None:
-        self.policy.now(job.request.id)
-        super()._finish(job)
-
-
-def foreseen(trace: Trace, setup: Setup, plan: Plan, mode: Mode) -> Replay:
+def foreseen(trace: Trace, setup: Setup, plan: RunPlan, mode: Mode) -> Replay:
     """Replay a trace under a clairvoyant policy."""
-    config = pool_config(trace, setup, _with(plan, Scripted(())))
-    policy = Clairvoyant(
-        trace,
-        mode=mode,
-        entries=plan.entries,
-        pages=config.retained_pages,
-        image_pages=config.image_pages,
-        page_tokens=config.page_tokens,
-    )
-    replay = _Foreseen(trace, TokenSource(trace), setup, _with(plan, policy))
-    replay.policy = policy
+    replay = Replay(trace, TokenSource(trace), setup, foreseeing(trace, setup, plan, mode))
     replay.run()
     return replay
 
@@ -163,7 +129,7 @@ def foreseen(trace: Trace, setup: Setup, plan: Plan, mode: Mode) -> Replay:
 def random_trace(seed: int, *, requests: int) -> Trace:
     """Conversations that go on, restart and part, and strangers between them."""
     draw = random.Random(seed)
-    made: list[Request] = []
+    made: list[TraceRequest] = []
     for id in range(requests):
         parent = draw.choice(made) if made and draw.random() < 0.75 else None
         shared = 0
@@ -171,7 +137,7 @@ def random_trace(seed: int, *, requests: int) -> Trace:
             places = (parent.total, parent.total, parent.input, parent.input // 3)
             shared = draw.choice(places)
         made.append(
-            Request(
+            TraceRequest(
                 id=id,
                 t=float(id),
                 session=f"s{id if parent is None else parent.session}",

@@ -5,36 +5,34 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from ninfer_pool.sim.clairvoyant import MODES, Clairvoyant, Mode
-from ninfer_pool.sim.future import NEVER, Future
+from ninfer_pool.sim.clairvoyant import MODES, Clairvoyant, Mode, served_returns
 from ninfer_pool.sim.geometry import load_geometry
-from ninfer_pool.sim.packing import served_returns
-from ninfer_pool.sim.relations import Relations
-from ninfer_pool.sim.replay import Plan, Setup, run_plan
-from ninfer_pool.sim.tokens import TokenSource
-from ninfer_pool.sim.trace import Request, Trace
-from ninfer_pool.sim.workloads import make
+from ninfer_pool.sim.relations import NEVER, Future, Relations
+from ninfer_pool.sim.setup import RunPlan, Setup
+from ninfer_pool.sim.simulator import Simulator
+from ninfer_pool.sim.trace import Trace, TraceRequest
 from tests.sim.made_traces import requests
 from tests.sim.optimum import foreseen, optimum, random_trace
+from tests.sim.workloads import make
 
 SETUP = Setup(geometry=load_geometry("qwen3.8-27b"), model="qwen3.8-27b")
 GIB = 2**30
 
 
-def reused(trace: Trace, plan: Plan) -> int:
-    found: int = run_plan(trace, TokenSource(trace), SETUP, plan).run["reused_tokens"]
+def reused(trace: Trace, plan: RunPlan) -> int:
+    found: int = Simulator(trace, SETUP).run(plan).run["reused_tokens"]
     return found
 
 
-def plain(made: tuple[Request, ...]) -> Trace:
+def plain(made: tuple[TraceRequest, ...]) -> Trace:
     """Without salts and media: what the future tells of them is on the safe side alone."""
     fields = ("id", "t", "session", "kind", "parent", "shared", "input", "output")
-    bare = [Request(**{name: getattr(one, name) for name in fields}) for one in made]
+    bare = [TraceRequest(**{name: getattr(one, name) for name in fields}) for one in made]
     return Trace(name="plain", requests=tuple(bare))
 
 
 @given(made=requests())
-def test_the_future_names_who_asks_next_and_who_asked_last(made: tuple[Request, ...]) -> None:
+def test_the_future_names_who_asks_next_and_who_asked_last(made: tuple[TraceRequest, ...]) -> None:
     trace = plain(made)
     future, relations = Future(trace), Relations(trace)
     for now in made:
@@ -54,7 +52,7 @@ def test_the_future_names_who_asks_next_and_who_asked_last(made: tuple[Request, 
 
 
 @given(made=requests())
-def test_a_plan_never_keeps_more_than_fits(made: tuple[Request, ...]) -> None:
+def test_a_plan_never_keeps_more_than_fits(made: tuple[TraceRequest, ...]) -> None:
     trace = plain(made)
     future = Future(trace)
     served = served_returns(trace, room=lambda tokens: 1 + tokens // 4, capacity=9)
@@ -76,8 +74,10 @@ def test_a_plan_serves_all_where_all_fits() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("plan", [Plan(policy="lru", entries=2), Plan(policy="lru", entries=5)])
-def test_who_knows_the_future_keeps_part_of_a_rotation(mode: Mode, plan: Plan) -> None:
+@pytest.mark.parametrize(
+    "plan", [RunPlan(policy="lru", entries=2), RunPlan(policy="lru", entries=5)]
+)
+def test_who_knows_the_future_keeps_part_of_a_rotation(mode: Mode, plan: RunPlan) -> None:
     trace = make("rotation")
     assert reused(trace, plan) == 0
     assert foreseen(trace, SETUP, plan, mode).tally.reused_tokens > 0
@@ -86,7 +86,7 @@ def test_who_knows_the_future_keeps_part_of_a_rotation(mode: Mode, plan: Plan) -
 def test_belady_serves_a_rotation_as_well_as_anyone_could() -> None:
     """Six prompts in turn with five places: the newest takes one, so four of five returns hit."""
     trace = make("rotation")
-    replay = foreseen(trace, SETUP, Plan(policy="lru", entries=5), "belady")
+    replay = foreseen(trace, SETUP, RunPlan(policy="lru", entries=5), "belady")
     hits = [line["reused"] > 0 for line in replay.tally.detail]
     assert not any(hits[:6])
     assert sum(hits[6:]) == 24
@@ -96,10 +96,10 @@ def test_belady_serves_a_rotation_as_well_as_anyone_could() -> None:
 @pytest.mark.parametrize("budget", [2 * GIB, 6 * GIB])
 def test_the_pool_stays_whole_under_foresight(mode: Mode, budget: int) -> None:
     trace = make("mixed_agents", scale=0.2)
-    plan = Plan(policy="lru", budget_bytes=budget)
+    plan = RunPlan(policy="lru", budget_bytes=budget)
     replay = foreseen(trace, SETUP, plan, mode)
     replay.pool.check()
-    assert replay.tally.run()["peak_bytes"] <= budget
+    assert replay.outcome().run["peak_bytes"] <= budget
     assert replay.tally.reused_tokens >= reused(trace, plan)
 
 
@@ -107,7 +107,7 @@ def test_the_pool_stays_whole_under_foresight(mode: Mode, budget: int) -> None:
 def test_several_lanes_are_foreseen_too(mode: Mode) -> None:
     setup = Setup(geometry=SETUP.geometry, model=SETUP.model, lanes=4)
     trace = make("mixed_agents", scale=0.2)
-    replay = foreseen(trace, setup, Plan(policy="lru", entries=3), mode)
+    replay = foreseen(trace, setup, RunPlan(policy="lru", entries=3), mode)
     assert len(replay.tally.detail) == len(trace.requests)
     replay.pool.check()
 
@@ -118,9 +118,9 @@ def test_with_nothing_retained_there_is_no_victim() -> None:
 
 
 SMALL = [
-    *((seed, Plan(policy="lru", entries=2), 12) for seed in range(12)),
-    *((seed, Plan(policy="lru", entries=3), 9) for seed in range(12)),
-    *((seed, Plan(policy="lru", budget_bytes=3 * GIB // 2), 7) for seed in range(12)),
+    *((seed, RunPlan(policy="lru", entries=2), 12) for seed in range(12)),
+    *((seed, RunPlan(policy="lru", entries=3), 9) for seed in range(12)),
+    *((seed, RunPlan(policy="lru", budget_bytes=3 * GIB // 2), 7) for seed in range(12)),
 ]
 
 
@@ -147,5 +147,5 @@ def test_the_gap_between_clairvoyant_and_the_exhaustive_optimum() -> None:
 
 def test_the_optimum_beats_lru_where_a_stranger_comes_between() -> None:
     trace = make("seed_interleave")
-    assert optimum(trace, SETUP, Plan(policy="lru", entries=1)) == 18
-    assert optimum(trace, SETUP, Plan(policy="lru", entries=2)) == 36
+    assert optimum(trace, SETUP, RunPlan(policy="lru", entries=1)) == 18
+    assert optimum(trace, SETUP, RunPlan(policy="lru", entries=2)) == 36

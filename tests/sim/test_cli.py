@@ -8,15 +8,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from ninfer_pool import cli
-from ninfer_pool.sim.below import TierSize
-from ninfer_pool.sim.trace import Request, Trace, write_trace
+from ninfer_pool.sim import trace_command
+from ninfer_pool.sim.tiers import TierSize
+from ninfer_pool.sim.trace import Trace, TraceRequest, write_trace
 from tests.sim.fake_replay import FakeReplay, names, refused
 from tests.sim.made_runs import GIB, made_runs
 
@@ -30,7 +30,7 @@ def test_defaults_are_the_shipped_trace_and_both_sweeps(
     assert asked["policies"] == ("default", "lru")
     assert asked["entries"] == (1, 2, 4, 8, 16)
     assert asked["budgets"] == (8 * GIB, 16 * GIB, 32 * GIB, 64 * GIB)
-    setup = vars(asked["setup"])
+    setup = asked["setup"]
     assert setup.pop("geometry").name == setup.pop("model") == "qwen3.8-27b"
     assert setup == {
         "kv": "int8-g64", "mtp": True, "lanes": 1, "affinity": "prefer",
@@ -69,7 +69,7 @@ def test_every_option_reaches_the_simulator(replay: FakeReplay, trace: Path) -> 
     words += " --disk-budget 1TB --host-budget 64GiB --host-rate 25GiB/s"
     assert cli.main(["simulate", str(trace), *words.split()]) == 0
     (asked,) = replay.asked
-    setup = vars(asked["setup"])
+    setup = asked["setup"]
     assert asked["policies"] == ("fifo",)
     assert setup.pop("geometry").name == "qwen3.8-35b-a3b"
     assert setup == {
@@ -120,9 +120,11 @@ def test_explain_is_asked_under_the_first_policy_and_size(
 ) -> None:
     words = ["simulate", str(trace), "--explain", "1", "--policy", "lru,fifo"]
     assert cli.main([*words, "--entries", "4,2"]) == 0
-    assert "('budget_bytes', None), ('entries', 4), ('policy', 'lru')" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "explained small 1 " in out
+    assert "policy='lru', entries=4, budget_bytes=None" in out
     assert cli.main([*words, "--budget", "1GiB"]) == 0
-    assert f"('budget_bytes', {GIB}), ('entries', None)" in capsys.readouterr().out
+    assert f"policy='lru', entries=None, budget_bytes={GIB}" in capsys.readouterr().out
     assert "give one TRACE" in refused(capsys, [*words, str(trace)])
 
 
@@ -145,7 +147,7 @@ def test_a_run_that_breaks_off_leaves_no_file(
 def test_trace_info_tells_what_a_trace_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = Request(
+    first = TraceRequest(
         id=0, t=0.0, session="a", kind="main", parent=None, shared=0, input=100, output=50
     )
     requests = [first]
@@ -169,7 +171,7 @@ def test_trace_info_tells_what_a_trace_holds(
     ):
         assert line in out
     for how in ("extend the whole of it", "part in its output", "part at its prompt's end",
-                "part inside its prompt", "start anew, without a parent"):  # fmt: skip
+                "part inside its prompt", "start without a parent"):  # fmt: skip
         assert f"1  {how}\n" in out
 
 
@@ -187,15 +189,13 @@ def test_convert_writes_what_the_converter_gives(
             name="log",
             header={"name": "log", "source": "s", "licence": "CC0"},
             requests=(
-                Request(
+                TraceRequest(
                     id=0, t=0.0, session="a", kind="main", parent=None, shared=0, input=1, output=0
                 ),
             ),
         )
 
-    module = ModuleType("ninfer_pool.sim.converters")
-    vars(module).update(convert=convert)
-    monkeypatch.setitem(sys.modules, "ninfer_pool.sim.converters", module)
+    monkeypatch.setattr(trace_command, "convert", convert)
     out = tmp_path / "out.jsonl"
     words = ["trace", "convert", "--from", "openai-jsonl", "--tokenizer", "tok.json", trace, out]
     assert cli.main([str(word) for word in words]) == 0

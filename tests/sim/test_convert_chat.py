@@ -12,7 +12,7 @@ import pytest
 
 from ninfer_pool.errors import TraceError
 from ninfer_pool.sim.converters import convert
-from ninfer_pool.sim.trace import Request
+from ninfer_pool.sim.trace import TraceRequest
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "How high is it?"}
@@ -38,7 +38,7 @@ def chat(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"messages": list(messages), **more}
 
 
-def converted(folder: Path, *records: dict[str, Any]) -> tuple[Request, ...]:
+def converted(folder: Path, *records: dict[str, Any]) -> tuple[TraceRequest, ...]:
     return convert("openai-jsonl", log(folder, *records)).requests
 
 

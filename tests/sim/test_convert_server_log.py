@@ -20,12 +20,13 @@ from ninfer_pool.server.request_log import RequestLog, common_tokens
 from ninfer_pool.sim.converters import convert
 from ninfer_pool.sim.geometry import load_geometry
 from ninfer_pool.sim.relations import Relations
-from ninfer_pool.sim.replay import Plan, Setup, pool_config, sweep
+from ninfer_pool.sim.setup import RunPlan, Setup, pool_config
+from ninfer_pool.sim.simulator import Simulator
 from ninfer_pool.sim.tokens import TokenSource
 from ninfer_pool.sim.trace import Trace, read_trace
-from ninfer_pool.sim.workloads import make
 from tests.server.made_reports import report, unheard
 from tests.server.played import play
+from tests.sim.workloads import make
 
 HEAD = {"format": "ninfer-pool-server-log", "version": 1, "run": "r", "t": 1.0}
 Shape = tuple[int | None, int]
@@ -146,13 +147,13 @@ def test_requests_that_overlap_never_share_more_than_they_did(served: list[Servi
 def test_an_endless_pool_reuses_at_least_what_the_server_did(name: str, tmp_path: Path) -> None:
     original = make(name, scale=0.5)
     setup = Setup(geometry=load_geometry("qwen3.8-27b"), model="m")
-    plan = Plan(policy="default", entries=2)
+    plan = RunPlan(policy="default", entries=2)
     config = pool_config(original, setup, plan)
     reports = play(original, tmp_path / "log.jsonl", config)
     trace = convert("server-log", tmp_path / "log.jsonl")
     runs = {
         (outcome.run["policy"], outcome.run["entries"]): outcome.run["reused_tokens"]
-        for outcome in sweep(trace, setup, policies=["default"], entries=[2], budgets=[])
+        for outcome in Simulator(trace, setup).sweep(policies=["default"], entries=[2], budgets=[])
     }
     cached = sum(each.cached_tokens for each in reports)
     assert cached > 0
@@ -163,7 +164,7 @@ def test_an_endless_pool_reuses_at_least_what_the_server_did(name: str, tmp_path
 def test_a_played_workload_is_the_workload(tmp_path: Path) -> None:
     original = make("seed_title", scale=0.25)
     setup = Setup(geometry=load_geometry("qwen3.8-27b"), model="m")
-    config = pool_config(original, setup, Plan(policy="default"))
+    config = pool_config(original, setup, RunPlan(policy="default"))
     play(original, tmp_path / "log.jsonl", config)
     trace = convert("server-log", tmp_path / "log.jsonl")
     one, other = Relations(original), Relations(trace)

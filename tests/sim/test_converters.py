@@ -16,7 +16,7 @@ from ninfer_pool.errors import TraceError
 from ninfer_pool.sim.convert.blocks import BlockTrie
 from ninfer_pool.sim.convert.radix import RadixTree
 from ninfer_pool.sim.converters import SOURCES, convert
-from ninfer_pool.sim.trace import Request, read_trace, write_trace
+from ninfer_pool.sim.trace import TraceRequest, read_trace, write_trace
 from tests.sim.made_traces import DATA
 
 KVCT = DATA / "kvct_trace_0291.json.gz"
@@ -63,7 +63,7 @@ def step(length: int, blocks: list[int], **changes: Any) -> dict[str, Any]:
     return {**record, **changes}
 
 
-def shapes(requests: tuple[Request, ...]) -> list[Shape]:
+def shapes(requests: tuple[TraceRequest, ...]) -> list[Shape]:
     return [(request.parent, request.shared) for request in requests]
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ninfer_pool.sim.bounds import run_single_lane
 from ninfer_pool.sim.geometry import load_geometry
-from ninfer_pool.sim.replay import Outcome, Plan, Setup, run_plan
-from ninfer_pool.sim.tokens import TokenSource
+from ninfer_pool.sim.setup import RunOutcome, RunPlan, Setup
+from ninfer_pool.sim.simulator import Simulator
+from ninfer_pool.sim.single_lane import run_single_lane
 from ninfer_pool.sim.trace import Trace, read_trace
-from ninfer_pool.sim.workloads import make
+from tests.sim.workloads import make
 
 DATA = Path(__file__).parents[1] / "data"
 GIB = 1 << 30
@@ -24,10 +24,10 @@ def setup(lanes: int = 1) -> Setup:
     return Setup(geometry=load_geometry("qwen3.8-27b"), model="qwen3.8-27b", lanes=lanes)
 
 
-def serve(trace: Trace, policy: str = "default", lanes: int = 1, **bound: Any) -> Outcome:
+def serve(trace: Trace, policy: str = "default", lanes: int = 1, **bound: Any) -> RunOutcome:
     """Replay a trace, and hold G2, G9 and the sums line by line."""
-    plan = Plan(policy=policy, **bound)
-    outcome = run_plan(trace, TokenSource(trace), setup(lanes), plan)
+    plan = RunPlan(policy=policy, **bound)
+    outcome = Simulator(trace, setup(lanes)).run(plan)
     run = outcome.run
     assert run["input_tokens"] == run["reused_tokens"] + run["prefilled_tokens"]
     for line in outcome.detail:
@@ -37,7 +37,7 @@ def serve(trace: Trace, policy: str = "default", lanes: int = 1, **bound: Any) -
     return outcome
 
 
-def endless(trace: Trace) -> Outcome:
+def endless(trace: Trace) -> RunOutcome:
     outcome = serve(trace, "lru")
     assert outcome.run["evictions"] == outcome.run["truncations"] == 0  # G1
     return outcome
@@ -47,7 +47,7 @@ def first(trace: Trace, count: int) -> Trace:
     return Trace(name=trace.name, header=trace.header, requests=trace.requests[:count])
 
 
-def reused(outcome: Outcome) -> list[int]:
+def reused(outcome: RunOutcome) -> list[int]:
     return [line["reused"] for line in outcome.detail]
 
 

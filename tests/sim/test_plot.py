@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ninfer_pool.sim.geometry import Sizes
+from ninfer_pool.sim.geometry import PageSizes
 from ninfer_pool.sim.page import DARK, inline
 from ninfer_pool.sim.plot import COLOURS, lines, panel_svg, plot, spread
 from tests.sim.made_runs import GIB, made_runs, with_tiers
 
-SIZES = Sizes(page_bytes=2_297_856, image_bytes=153_954_304, page_tokens=64)
+SIZES = PageSizes(page_bytes=2_297_856, image_bytes=153_954_304, page_tokens=64)
 VOID = {"meta", "br"}
 
 

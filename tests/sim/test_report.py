@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ninfer_pool.sim.geometry import Sizes, load_geometry
+from ninfer_pool.sim.geometry import PageSizes, load_geometry
 from ninfer_pool.sim.report import count, gap_closed, reason_table, report, tier_table, top
 from tests.sim.made_runs import GIB, made_runs, with_tiers
 
-SIZES = Sizes(page_bytes=2_297_856, image_bytes=153_954_304, page_tokens=64)
+SIZES = PageSizes(page_bytes=2_297_856, image_bytes=153_954_304, page_tokens=64)
 
 
 def rows(text: str, name: str) -> list[list[str]]:
@@ -42,7 +42,7 @@ def test_without_the_draft_layer_an_image_is_4556_tokens() -> None:
 
 
 def test_a_model_of_plain_attention_has_no_image() -> None:
-    sizes = Sizes(page_bytes=65_536, image_bytes=0, page_tokens=64)
+    sizes = PageSizes(page_bytes=65_536, image_bytes=0, page_tokens=64)
     assert "no image: every token position can be resumed" in report(made_runs(), sizes=sizes)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ninfer_pool import PrefixPool, cli
-from ninfer_pool.sim.trace import Request, Trace, write_trace
+from ninfer_pool.sim.trace import Trace, TraceRequest, write_trace
 from tests.sim.fake_replay import names
 from tests.sim.made_runs import made_run
 
@@ -25,7 +25,7 @@ def interleaved(tmp_path: Path) -> Path:
     """A, an unrelated B, A grown, A grown again: what a single lane loses."""
     shapes = [("a", None, 0, 300), ("b", None, 0, 200), ("a", 0, 320, 400), ("a", 2, 420, 500)]
     requests = tuple(
-        Request(
+        TraceRequest(
             id=i, t=1000.0 * i, session=session, kind="main", parent=parent, shared=shared,
             input=length, output=20,
         )

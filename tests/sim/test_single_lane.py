@@ -12,16 +12,16 @@ from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.sim.relations import Relations
 from ninfer_pool.sim.single_lane import LaneResult, single_lane
 from ninfer_pool.sim.tokens import TokenSource
-from ninfer_pool.sim.trace import Request, Trace
-from ninfer_pool.sim.workloads import make
+from ninfer_pool.sim.trace import Trace, TraceRequest
 from tests.sim.made_traces import requests
+from tests.sim.workloads import make
 
 
 def served(trace: Trace, *, lanes: int = 1) -> list[LaneResult]:
     return single_lane(trace, lanes=lanes, prefill_rate=1140, decode_rate=40)
 
 
-def request(id: int, **fields: object) -> Request:
+def request(id: int, **fields: object) -> TraceRequest:
     whole: dict[str, object] = {
         "id": id,
         "t": 100.0 * id,
@@ -32,14 +32,14 @@ def request(id: int, **fields: object) -> Request:
         "input": 100,
         "output": 10,
     }
-    return Request(**(whole | fields))  # type: ignore[arg-type]
+    return TraceRequest(**(whole | fields))  # type: ignore[arg-type]
 
 
-def trace(*made: Request) -> Trace:
+def trace(*made: TraceRequest) -> Trace:
     return Trace(name="made", requests=made)
 
 
-def full_sequence(made: Request, source: TokenSource) -> Prompt:
+def full_sequence(made: TraceRequest, source: TokenSource) -> Prompt:
     salt = None if made.salt is None else f"salt {made.salt}"
     space = Namespace(weights="w", kv_dtype="bf16", salt=salt)
     tokens = np.concatenate((source.prompt(made.id), source.output(made.id)))
@@ -47,7 +47,7 @@ def full_sequence(made: Request, source: TokenSource) -> Prompt:
 
 
 @given(made=requests())
-def test_relations_tell_what_the_tokens_tell(made: tuple[Request, ...]) -> None:
+def test_relations_tell_what_the_tokens_tell(made: tuple[TraceRequest, ...]) -> None:
     whole = trace(*made)
     relations, source = Relations(whole), TokenSource(whole)
     prompts = [full_sequence(one, source) for one in made]

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from ninfer_pool.sim.below import TierSize
-from ninfer_pool.sim.bounds import bounds
 from ninfer_pool.sim.geometry import load_geometry
-from ninfer_pool.sim.replay import Outcome, Plan, Replay, Setup, explain_request, run_plan
+from ninfer_pool.sim.replay import Replay
+from ninfer_pool.sim.setup import RunOutcome, RunPlan, Setup
+from ninfer_pool.sim.simulator import Simulator
+from ninfer_pool.sim.tiers import TierSize
 from ninfer_pool.sim.tokens import TokenSource
-from ninfer_pool.sim.trace import Request, Trace, read_trace
-from ninfer_pool.sim.workloads import make
+from ninfer_pool.sim.trace import Trace, TraceRequest, read_trace
+from tests.sim.workloads import make
 
 GIB = 1 << 30
 SHIPPED = Path(__file__).parents[2] / "ninfer_pool/sim/traces/claude_code_side_requests.jsonl"
@@ -31,10 +32,10 @@ def disk(budget: int, *, rate: float = 1.6e9) -> TierSize:
     return TierSize(name="disk", budget_bytes=budget, bytes_s=rate)
 
 
-def serve(trace: Trace, *tiers: TierSize, lanes: int = 1, **bound: Any) -> Outcome:
+def serve(trace: Trace, *tiers: TierSize, lanes: int = 1, **bound: Any) -> RunOutcome:
     """Replay a trace under the default policy, and hold the sums of its tiers."""
     setup = replace(SETUP, tiers=tiers, lanes=lanes)
-    outcome = run_plan(trace, TokenSource(trace), setup, Plan(policy="default", **bound))
+    outcome = Simulator(trace, setup).run(RunPlan(policy="default", **bound))
     run = outcome.run
     told = {each["tier"]: each for each in run["tiers"]}
     assert list(told) == ["device", *(tier.name for tier in tiers)]
@@ -50,7 +51,7 @@ def serve(trace: Trace, *tiers: TierSize, lanes: int = 1, **bound: Any) -> Outco
     return outcome
 
 
-def endless(trace: Trace, *, lanes: int = 1) -> Outcome:
+def endless(trace: Trace, *, lanes: int = 1) -> RunOutcome:
     return serve(trace, lanes=lanes)
 
 
@@ -98,7 +99,7 @@ def returning() -> Trace:
     shapes = [("a", 0.0, None, 0, 8_000), ("b", 100.0, None, 0, 8_000)]
     shapes += [("a", 200.0, 0, 8_001, 8_100), ("c", 200.0, None, 0, 500)]
     requests = tuple(
-        Request(
+        TraceRequest(
             id=i, t=t, session=session, kind="main", parent=parent, shared=shared,
             input=length, output=1,
         )
@@ -110,10 +111,10 @@ def returning() -> Trace:
 def ended(*tiers: TierSize) -> tuple[float, float]:
     """When the last request of `returning` ends, and what all restores took."""
     trace = returning()
-    plan = Plan(policy="default", budget_bytes=GIB // 2)
+    plan = RunPlan(policy="default", budget_bytes=GIB // 2)
     replay = Replay(trace, TokenSource(trace), replace(SETUP, tiers=tiers), plan)
     replay.run()
-    return replay.now, sum(told["restore_seconds"] for told in replay.tally.run()["tiers"])
+    return replay.now, sum(told["restore_seconds"] for told in replay.outcome().run["tiers"])
 
 
 def test_prefill_begins_when_the_restore_is_done() -> None:
@@ -139,10 +140,10 @@ def test_a_tier_too_large_for_this_machine_costs_nothing() -> None:
 
 def test_bounds_have_no_tiers_and_owe_nothing_to_runs_that_do() -> None:
     trace, setup = returning(), replace(SETUP, tiers=(host(8 * GIB),))
-    source, budget = TokenSource(trace), GIB // 2
-    online = [run_plan(trace, source, setup, Plan(policy="default", budget_bytes=budget))]
-    found = [each.run for each in bounds(trace, source, setup, online, (), (budget,))]
-    alone = [each.run for each in bounds(trace, source, SETUP, [], (), (budget,))]
+    simulator, budget = Simulator(trace, setup), GIB // 2
+    online = [simulator.run(RunPlan(policy="default", budget_bytes=budget))]
+    found = [each.run for each in simulator.bounds(online, (), (budget,))]
+    alone = [each.run for each in Simulator(trace, SETUP).bounds([], (), (budget,))]
     for run in (*found, *alone):
         run.pop("lookup_us")
     assert found == alone
@@ -154,14 +155,13 @@ def test_bounds_have_no_tiers_and_owe_nothing_to_runs_that_do() -> None:
 def test_the_pool_and_its_tiers_stay_whole(lanes: int) -> None:
     trace = make("mixed_agents", scale=0.2)
     setup = replace(SETUP, lanes=lanes, tiers=(host(2 * GIB), disk(8 * GIB)))
-    replay = Replay(trace, TokenSource(trace), setup, Plan(policy="default", budget_bytes=GIB))
+    replay = Replay(trace, TokenSource(trace), setup, RunPlan(policy="default", budget_bytes=GIB))
     replay.run()
     replay.pool.check()
 
 
 def test_explain_names_the_tier() -> None:
     setup = replace(SETUP, tiers=(host(8 * GIB),))
-    text = explain_request(
-        returning(), setup, policy="default", entries=None, budget_bytes=GIB // 2, request=2
-    )
+    plan = RunPlan(policy="default", budget_bytes=GIB // 2)
+    text = Simulator(returning(), setup).explain(plan, request=2)
     assert "in the host tier" in text

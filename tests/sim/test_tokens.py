@@ -8,12 +8,12 @@ from hypothesis import given
 
 from ninfer_pool.errors import TraceError
 from ninfer_pool.sim.tokens import TokenSource
-from ninfer_pool.sim.trace import Request, Trace, read_trace
-from ninfer_pool.sim.workloads import WORKLOADS, make
+from ninfer_pool.sim.trace import Trace, TraceRequest, read_trace
 from tests.sim.made_traces import DATA, requests
+from tests.sim.workloads import WORKLOADS, make
 
 
-def written_out(made: tuple[Request, ...]) -> list[list[tuple[int, int]]]:
+def written_out(made: tuple[TraceRequest, ...]) -> list[list[tuple[int, int]]]:
     """Oracle: each full sequence as (owner, position) pairs, by the words of the format."""
     full: list[list[tuple[int, int]]] = []
     for request in made:
@@ -24,7 +24,7 @@ def written_out(made: tuple[Request, ...]) -> list[list[tuple[int, int]]]:
 
 
 @given(made=requests())
-def test_tokens_are_equal_exactly_where_the_format_says(made: tuple[Request, ...]) -> None:
+def test_tokens_are_equal_exactly_where_the_format_says(made: tuple[TraceRequest, ...]) -> None:
     source = TokenSource(Trace(name="made", requests=made))
     meaning: dict[int, tuple[int, int]] = {}
     for request, full in zip(made, written_out(made), strict=True):
@@ -35,16 +35,6 @@ def test_tokens_are_equal_exactly_where_the_format_says(made: tuple[Request, ...
             assert meaning.setdefault(token, place) == place
     assert len(set(meaning.values())) == len(meaning)
     assert not meaning or min(meaning) == 1
-
-
-@given(made=requests())
-def test_pieces_say_who_brought_each_token(made: tuple[Request, ...]) -> None:
-    source = TokenSource(Trace(name="made", requests=made))
-    for request, full in zip(made, written_out(made), strict=True):
-        pieces = source.pieces(request.id)
-        spread = [(owner, at) for owner, begin, end in pieces for at in range(begin, end)]
-        assert spread == full
-        assert all(begin < end for _, begin, end in pieces)
 
 
 def test_a_linear_conversation_is_one_run_of_ids() -> None:
@@ -75,7 +65,7 @@ def test_no_token_is_kept() -> None:
 
 def test_more_new_tokens_than_int32_has_are_refused() -> None:
     def trace(length: int) -> Trace:
-        first = Request(
+        first = TraceRequest(
             id=0, t=0.0, session="", kind="", parent=None, shared=0, input=length, output=1
         )
         return Trace(name="huge", requests=(first,))

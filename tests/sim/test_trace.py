@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 
 from ninfer_pool.errors import TraceError
-from ninfer_pool.sim.trace import Request, Trace, check_trace, read_trace, trace_name, write_trace
+from ninfer_pool.sim.trace import (
+    Trace,
+    TraceRequest,
+    check_trace,
+    read_trace,
+    trace_name,
+    write_trace,
+)
 from tests.sim.made_traces import DATA, line, text, traces
 
 HEADER = text()[:-1]
@@ -70,7 +77,7 @@ def test_all_fields_are_read(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     path.write_text(text(first, line(id=1, parent=0, shared=110, input=120)))
     assert read_trace(path).requests == (
-        Request(
+        TraceRequest(
             id=0,
             t=1.0,
             session="a",
@@ -84,7 +91,9 @@ def test_all_fields_are_read(tmp_path: Path) -> None:
             retain=False,
             media=((10, 20, "d1"), (20, 30, "d2")),
         ),
-        Request(id=1, t=1.0, session="a", kind="main", parent=0, shared=110, input=120, output=10),
+        TraceRequest(
+            id=1, t=1.0, session="a", kind="main", parent=0, shared=110, input=120, output=10
+        ),
     )
     assert read_trace(str(path)).input_tokens == 220
 
@@ -259,7 +268,7 @@ def test_the_same_placeholders_may_stand_for_another_image(tmp_path: Path) -> No
 def test_nothing_is_half_written(tmp_path: Path) -> None:
     path = tmp_path / "kept.jsonl"
     path.write_text("what was there")
-    first = Request(id=1, t=0.0, session="", kind="", parent=None, shared=0, input=1, output=0)
+    first = TraceRequest(id=1, t=0.0, session="", kind="", parent=None, shared=0, input=1, output=0)
     bad = Trace(name="bad", requests=(first,))
     with pytest.raises(TraceError, match="line 2, field id"):
         write_trace(path, bad)

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from ninfer_pool.errors import ConfigError
-from ninfer_pool.sim.trace import Request, Trace, check_trace
-from ninfer_pool.sim.workloads import WORKLOADS, make
+from ninfer_pool.sim.trace import Trace, TraceRequest, check_trace
+from tests.sim.workloads import WORKLOADS, make
 
 
 def lengths(trace: Trace) -> list[int]:
@@ -19,7 +19,7 @@ def links(trace: Trace) -> list[tuple[str, str, int | None]]:
     return [(request.session, request.kind, request.parent) for request in trace.requests]
 
 
-def ended_at(request: Request, trace: Trace) -> str:
+def ended_at(request: TraceRequest, trace: Trace) -> str:
     """Where on its parent a request parts from it."""
     if request.parent is None:
         return "new"

@@ -38,7 +38,7 @@ from ninfer_pool.sim.jsonl import (
     text_of,
     whole,
 )
-from ninfer_pool.sim.trace import Request, Trace, make_header, trace_name
+from ninfer_pool.sim.trace import Trace, TraceRequest, make_header, trace_name
 
 _SESSION_FIELDS: Final = ("session_id", "user", "prompt_cache_key")
 _TIME_FIELDS: Final = ("t", "timestamp", "created", "created_at")
@@ -279,10 +279,10 @@ class _Linker:
             )
         )
 
-    def requests(self) -> tuple[Request, ...]:
+    def requests(self) -> tuple[TraceRequest, ...]:
         """All requests, with what later prompts told of earlier answers."""
         return tuple(
-            Request(
+            TraceRequest(
                 id=id,
                 t=draft.t,
                 session=draft.session,

@@ -27,7 +27,7 @@ from ninfer_pool.sim.jsonl import (
     text_lines,
     whole,
 )
-from ninfer_pool.sim.trace import Request, Trace, make_header, trace_name
+from ninfer_pool.sim.trace import Trace, TraceRequest, make_header, trace_name
 
 BLOCK_TOKENS: Final = 512
 _Row = tuple[float, int, int, list[int]]
@@ -43,7 +43,7 @@ def convert_mooncake(path: Path) -> Trace:
     texts = text_lines(file_lines(path), origin=origin)
     rows = [_row(text, Where(origin, number)) for number, text in texts]
     rows.sort(key=lambda row: row[0])
-    trie, requests = BlockTrie(), list[Request]()
+    trie, requests = BlockTrie(), list[TraceRequest]()
     for row in rows:
         requests.append(_request(row, trie, requests))
         trie.add(row[3], len(requests) - 1)
@@ -67,7 +67,7 @@ def _row(text: str, where: Where) -> _Row:
     return time, length, output, blocks
 
 
-def _request(row: _Row, trie: BlockTrie, earlier: list[Request]) -> Request:
+def _request(row: _Row, trie: BlockTrie, earlier: list[TraceRequest]) -> TraceRequest:
     time, length, output, blocks = row
     match = trie.match(blocks)
     parent = None if match.newest is None else earlier[match.newest]
@@ -76,7 +76,7 @@ def _request(row: _Row, trie: BlockTrie, earlier: list[Request]) -> Request:
         shared = min(match.depth * BLOCK_TOKENS, length, parent.input)
         if match.depth >= max(2, parent.input // BLOCK_TOKENS):
             session = parent.session
-    return Request(
+    return TraceRequest(
         id=len(earlier),
         t=time,
         session=session,

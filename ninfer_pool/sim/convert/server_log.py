@@ -39,7 +39,7 @@ from ninfer_pool.sim.jsonl import (
     text_of,
     whole,
 )
-from ninfer_pool.sim.trace import BOUNDARY_KINDS, Request, Trace, make_header, trace_name
+from ninfer_pool.sim.trace import BOUNDARY_KINDS, Trace, TraceRequest, make_header, trace_name
 
 FORMAT: Final = "ninfer-pool-server-log"
 VERSION: Final = 1
@@ -234,9 +234,9 @@ class _Linker:
         self._heirs: dict[tuple[int, int], list[_Link]] = {}
         """For each request that is not in the trace: those that share with it, from below."""
 
-    def requests(self) -> tuple[Request, ...]:
+    def requests(self) -> tuple[TraceRequest, ...]:
         """Return the requests of the trace."""
-        made: list[Request] = []
+        made: list[TraceRequest] = []
         start = self._rows[0].t
         for row in self._rows:
             link = self._link(row, made)
@@ -253,7 +253,7 @@ class _Linker:
             made.append(self._request(row, link, len(made), start))
         return tuple(made)
 
-    def _link(self, row: _Row, made: list[Request]) -> _Link:
+    def _link(self, row: _Row, made: list[TraceRequest]) -> _Link:
         """Return the parent in the trace that shares most with a request, the newest of several."""
         if row.parent is None:
             return _Link(None, 0)
@@ -269,14 +269,14 @@ class _Linker:
         links = [_Link(id, min(shared, row.shared)) for id, shared in self._heirs.get(key, ())]
         return max(links, key=lambda link: (link.shared, link.id or 0), default=_Link(None, 0))
 
-    def _request(self, row: _Row, link: _Link, id: int, start: float) -> Request:
+    def _request(self, row: _Row, link: _Link, id: int, start: float) -> TraceRequest:
         salt = None if row.tenant is None else _named(row.tenant, row.run)
         if not row.read:
             if row.retain:
                 self._notes["requests taken as reading though they did not"] += 1
             else:
                 salt = f"alone {id}"
-        return Request(
+        return TraceRequest(
             id=id,
             t=round(row.t - start, 6),
             session=_named(row.session, row.run),

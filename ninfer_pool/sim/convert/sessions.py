@@ -34,7 +34,7 @@ from ninfer_pool.sim.jsonl import (
     text_of,
     whole,
 )
-from ninfer_pool.sim.trace import Request, Trace, make_header, trace_name
+from ninfer_pool.sim.trace import Trace, TraceRequest, make_header, trace_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,13 +196,13 @@ class _Linker:
     """Finds each request's parent among the earlier ones."""
 
     rows: list[_Row] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
+    requests: list[TraceRequest] = field(default_factory=list)
     tries: dict[str, BlockTrie] = field(default_factory=dict)
     continued: set[int] = field(default_factory=set)
     started: set[str] = field(default_factory=set)
     systems: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
-    def link(self, rows: list[_Row]) -> tuple[Request, ...]:
+    def link(self, rows: list[_Row]) -> tuple[TraceRequest, ...]:
         """Turn rows in order of arrival into requests."""
         for row in rows:
             self._add(row)
@@ -212,7 +212,7 @@ class _Linker:
         talk, id = row.conversation, len(self.requests)
         parent, shared = self._parent(row)
         self.requests.append(
-            Request(
+            TraceRequest(
                 id=id,
                 t=row.t,
                 session=talk.session,

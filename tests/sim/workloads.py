@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ninfer_pool.errors import ConfigError
-from ninfer_pool.sim.trace import Request, Trace, make_header
+from ninfer_pool.sim.trace import Trace, TraceRequest, make_header
 
 SIDE_LENGTHS: Final = (53, 190, 317, 640)
 
@@ -24,7 +24,7 @@ class _Builder:
     def __init__(self, name: str, seed: int, scale: float) -> None:
         # Seeded by name too, so that workloads of one seed are not correlated.
         self.draw = random.Random(f"{name} {seed}")
-        self.requests: list[Request] = []
+        self.requests: list[TraceRequest] = []
         self._scale = scale
         self._now = 0.0
 
@@ -42,15 +42,15 @@ class _Builder:
         *,
         new: int,
         output: int,
-        parent: Request | None = None,
+        parent: TraceRequest | None = None,
         shared: int = 0,
         after: float = 1.0,
         kind: str = "main",
         system: int = 0,
-    ) -> Request:
+    ) -> TraceRequest:
         """Append a request `after` seconds later: `shared` tokens of `parent`, then `new` ones."""
         self._now = round(self._now + after, 6)
-        request = Request(
+        request = TraceRequest(
             id=len(self.requests),
             t=self._now,
             session=session,
@@ -64,7 +64,7 @@ class _Builder:
         self.requests.append(request)
         return request
 
-    def again(self, parent: Request, *, new: int, after: float = 1.0) -> Request:
+    def again(self, parent: TraceRequest, *, new: int, after: float = 1.0) -> TraceRequest:
         """Append a turn that keeps the parent's prompt, drops its output and adds `new` tokens."""
         system = parent.boundaries[0][0] if parent.boundaries else 0
         return self.add(
@@ -226,8 +226,8 @@ def _branches(build: _Builder) -> None:
 
 def _mixed_agents(build: _Builder) -> None:
     """Three long sessions at random, with side calls, sub-agents and compaction."""
-    latest: dict[str, Request | None] = {"A": None, "B": None, "C": None}
-    agent: Request | None = None
+    latest: dict[str, TraceRequest | None] = {"A": None, "B": None, "C": None}
+    agent: TraceRequest | None = None
     for step in range(110):
         session = build.draw.choice(sorted(latest))
         previous = latest[session]
@@ -242,7 +242,7 @@ def _mixed_agents(build: _Builder) -> None:
             agent = _sub_agent(build, f"sub{step}", agent)
 
 
-def _agent_turn(build: _Builder, session: str, previous: Request | None) -> Request:
+def _agent_turn(build: _Builder, session: str, previous: TraceRequest | None) -> TraceRequest:
     output = build.between(50, 600)
     if previous is None:
         length, system = {"A": (85000, 13000), "B": (60000, 11000), "C": (25000, 6000)}[session]
@@ -265,7 +265,7 @@ def _agent_turn(build: _Builder, session: str, previous: Request | None) -> Requ
     )
 
 
-def _compaction(build: _Builder, previous: Request) -> Request:
+def _compaction(build: _Builder, previous: TraceRequest) -> TraceRequest:
     system = previous.boundaries[0][0]
     return build.add(
         previous.session,
@@ -278,7 +278,7 @@ def _compaction(build: _Builder, previous: Request) -> Request:
     )
 
 
-def _sub_agent(build: _Builder, name: str, first: Request | None) -> Request:
+def _sub_agent(build: _Builder, name: str, first: TraceRequest | None) -> TraceRequest:
     """Add a sub-agent on the first one's system prompt; gives the first one back."""
     task, output, system = build.between(200, 3000), build.tokens(300), build.tokens(19800)
     request = build.add(
