@@ -1,4 +1,4 @@
-"""`ninfer-pool serve`: load a model, say what fits, and serve until told to stop."""
+"""`ninfer-pool serve`: load a model, print how much fits, and serve until a signal to stop."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from ninfer_pool.server.shutdown import FORCE_STOP_SECONDS, REQUESTS_SHARE, Dead
 SHIPPED_ID = "ninfer-tiny"
 DRAFTS, LANES = 3, 4
 SWITCH_SECONDS = 0.0005
-"""How long the engine's thread may keep the interpreter while the server's waits for it."""
+"""How long the engine's thread may hold the interpreter while the server's thread waits."""
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Carry out one command line; returns when the server was told to stop.
+    """Run one command line; return when the server has stopped.
 
     Raises:
-        PoolError: one line that says what is wrong; nothing was served then.
+        PoolError: one line that names the mistake; no request was served.
     """
     check_options(args)
     with listen(args.host, args.port) as listener:
@@ -46,16 +46,16 @@ def serve(args: argparse.Namespace) -> None:
         log = RequestLog(args.request_log_jsonl) if args.request_log_jsonl else None
         runner = make_runner(args)
         service = Service(runner, settings=settings_of(args), log=log, print_line=print_line)
-        greet(service, listener, args)
+        print_start(service, listener, args)
         config = uvicorn_config(
-            service, log_level="warning", drain=_patience(args.shutdown_seconds)
+            service, log_level="warning", drain=_drain_seconds(args.shutdown_seconds)
         )
         sys.setswitchinterval(SWITCH_SECONDS)
         _Server(config, service).run(sockets=[listener])
 
 
 def uvicorn_config(service: Service, *, log_level: str, drain: int) -> uvicorn.Config:
-    """Return how uvicorn is to serve: by the parser that bounds headers and knows HTTP/1.0."""
+    """Return uvicorn's configuration: the parser bounds headers and reads HTTP/1.0."""
     return uvicorn.Config(
         create_app(service),
         http="h11",
@@ -65,14 +65,16 @@ def uvicorn_config(service: Service, *, log_level: str, drain: int) -> uvicorn.C
     )
 
 
-def _patience(seconds: int) -> int:
-    """How long clients may take to end, a little longer than their requests."""
+def _drain_seconds(seconds: int) -> int:
+    """Return the seconds for connections to close, a little more than for requests."""
     return int(seconds * REQUESTS_SHARE) + (2 if seconds >= 20 else 1)
 
 
 class _Server(uvicorn.Server):
-    """Told to stop once, it lets running requests end and the disk tier be written, in the time
-    that was stated; told again, it leaves at once."""
+    """Ends within the stated time at the first signal, and at once at the second.
+
+    In that time running requests end and the disk tier is written.
+    """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -85,7 +87,7 @@ class _Server(uvicorn.Server):
         if self._signals == 1:
             service.drain(Deadline(service.settings.shutdown_seconds, last=service.print_last))
         elif self._signals == 2:
-            self._captured_signals.append(sig)  # the exit code tells of it
+            self._captured_signals.append(sig)  # the exit code names it
             service.force_stop(
                 Deadline(FORCE_STOP_SECONDS, last=service.print_last), code=128 + sig
             )
@@ -94,17 +96,17 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take the address before the model is loaded, so that a mistake shows at once.
+    """Bind the address before the model is loaded, so that a mistake shows at once.
 
     Raises:
-        UsageError: it cannot be had.
+        UsageError: it cannot be bound.
     """
     try:
         listener = socket.create_server((host, port), family=_family(host), backlog=512)
     except OSError as error:
         raise UsageError(f"--host, --port: {host}:{port}: {error.strerror or error}") from None
-    # What is accepted inherits it; asyncio sets it only on sockets that name TCP, which this
-    # does not, and a stream's first token would wait 40 ms for the client's acknowledgement.
+    # Connections inherit it. asyncio sets it only on sockets that name TCP, and this one does
+    # not: a stream's first token would wait 40 ms for the client's acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -114,7 +116,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def make_runner(args: argparse.Namespace) -> Runner:
-    """Load the model with the pool that the options ask for.
+    """Load the model with the pool of the options.
 
     Raises:
         PoolError: as `Runner.from_pretrained` does.
@@ -149,7 +151,7 @@ def make_runner(args: argparse.Namespace) -> Runner:
 
 @contextmanager
 def _folder_named() -> Iterator[None]:
-    """Let what is wrong with the folder name the option that it came by."""
+    """Name the option in an error of the folder."""
     try:
         yield
     except StoreError as error:
@@ -157,7 +159,7 @@ def _folder_named() -> Iterator[None]:
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """Return what the options say of the server itself."""
+    """Return the server's own settings from the options."""
     template: dict[str, Any] = {}
     if args.no_thinking:
         template["enable_thinking"] = False
@@ -183,8 +185,8 @@ def default_id(model: str | None) -> str:
     return SHIPPED_ID if model is None or Path(model) == TINY else Path(model).resolve().name
 
 
-def greet(service: Service, listener: socket.socket, args: argparse.Namespace) -> None:
-    """Say what is served where, and what fits (the most common wrong guess)."""
+def print_start(service: Service, listener: socket.socket, args: argparse.Namespace) -> None:
+    """Print the address, and how much fits (the most common wrong guess)."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     config = service.runner.pool.config
@@ -198,14 +200,14 @@ def greet(service: Service, listener: socket.socket, args: argparse.Namespace) -
     for tier in service.runner.pool.stats().tiers:
         print_line(tier_line(service.runner, tier, args.disk_dir))
     if args.api_key is None and not _loopback(host):
-        print_line("warning: others can reach this address and no --api-key is asked for")
+        print_line("warning: others can reach this address and no --api-key is required")
 
 
 def tier_line(runner: Runner, tier: TierStats, folder: Path | None) -> str:
-    """Return what a tier below the device may hold, and what it was found to hold."""
+    """Return a line for a tier below the device: its capacity, and the entries found in it."""
     layout, size = runner.store.layout, format_bytes(tier.budget_bytes)
-    room = Capacity.of(layout, tier.budget_bytes // layout.page_bytes)
-    holds = f"{size}: {room.tokens:,} tokens of KV, or {room.conversations:,} conversations"
+    capacity = Capacity.of(layout, tier.budget_bytes // layout.page_bytes)
+    holds = f"{size}: {capacity.tokens:,} tokens of KV, or {capacity.conversations:,} conversations"
     place = f"{tier.tier} tier" if tier.tier != "disk" else f"disk tier {folder}"
     if not (tier.entries or tier.damaged):
         found = "empty"

@@ -1,7 +1,6 @@
-"""Entries as files: one is downloaded, kept or moved, and uploaded to where its weights are.
+"""Entries as files: one is downloaded here and uploaded to a server of the same weights.
 
-A file is written to or read from a folder of its own for as long as it travels; nothing of it
-stays there, however the request ends.
+A file is stored in a temporary folder of its own, which is removed when the request ends.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from ninfer_pool.server.errors import ApiError, invalid
 from ninfer_pool.server.service import Service
 
 HEADER_BYTES = 48 << 20
-"""What a file's header takes at most."""
+"""The largest header of a file."""
 TOKEN_BYTES = 4
 WRITE_BYTES = 1 << 20
-"""How much of an upload is gathered before it is written."""
+"""Bytes of an upload that are written at once."""
 NO_SPACE = 507
 
 
 def most_bytes(service: Service) -> int:
-    """Return what the file of one entry takes at most: all that the device holds, and a header."""
+    """Return the largest size of an entry's file: the whole slab, its tokens and a header."""
     config = service.runner.pool.config
     page = config.page_bytes + config.page_tokens * TOKEN_BYTES
     return config.num_pages * page + HEADER_BYTES
@@ -40,7 +39,7 @@ async def download(service: Service, key: str, *, tokens: bool) -> Response:
     """Return an entry as a file.
 
     Raises:
-        ApiError: it has gone meanwhile, or there is no room for the file.
+        ApiError: it was evicted meanwhile, or there is no room for the file.
     """
     folder = await asyncio.to_thread(_folder)
     path = folder / f"{key}.safetensors"
@@ -48,11 +47,11 @@ async def download(service: Service, key: str, *, tokens: bool) -> Response:
     try:
         await service.between_steps(lambda: pool.save(key, path, tokens=tokens))
     except BaseException as error:
-        await asyncio.to_thread(_forget, folder)
+        await asyncio.to_thread(_remove, folder)
         if isinstance(error, StoreError):
             raise _unsaved(service, key, error) from None
         raise
-    return _Passing(path, filename=path.name, media_type="application/octet-stream")
+    return _TemporaryFile(path, filename=path.name, media_type="application/octet-stream")
 
 
 def _unsaved(service: Service, key: str, error: StoreError) -> ApiError:
@@ -61,18 +60,18 @@ def _unsaved(service: Service, key: str, error: StoreError) -> ApiError:
     return ApiError(NO_SPACE, f"file: {error}")
 
 
-class _Passing(FileResponse):
-    """A file that is gone once it was sent, or once its client was."""
+class _TemporaryFile(FileResponse):
+    """A file that is removed when it was sent, or when its client disconnected."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            _forget(Path(self.path).parent)
+            _remove(Path(self.path).parent)
 
 
 async def upload(service: Service, request: HttpRequest, *, salt: str | None) -> dict[str, Any]:
-    """Retain the entry of the file that is a request's body; return what it holds.
+    """Retain the entry of the file in a request's body; return its key and checkpoints.
 
     Raises:
         ApiError: too large, damaged, of another model or salt, or no room for it.
@@ -85,7 +84,7 @@ async def upload(service: Service, request: HttpRequest, *, salt: str | None) ->
         await _receive(request, path, most=most_bytes(service))
         key = await _load(service, path, salt)
     finally:
-        await asyncio.to_thread(_forget, folder)
+        await asyncio.to_thread(_remove, folder)
     found = [info for info in service.runner.pool.find(key) if info.namespace.salt == salt]
     if not found:
         raise ApiError(503, f"entry {key}: it had to make room for others at once", param="key")
@@ -133,8 +132,7 @@ async def _load(service: Service, path: Path, salt: str | None) -> str:
     except RoomError as error:
         raise ApiError(503, f"file: {error}".replace(f"{path}: ", "")) from None
     except StoreError as error:
-        told = str(error).replace(f"{path}: ", "")
-        raise invalid(f"file: {told}", param="file") from None
+        raise invalid(f"file: {error}".replace(f"{path}: ", ""), param="file") from None
 
 
 def _check_salt(path: Path, salt: str | None) -> None:
@@ -144,21 +142,23 @@ def _check_salt(path: Path, salt: str | None) -> None:
         bundle = reader.bundle
     if reader.has_tokens and bundle.namespace.salt != salt:
         wanted = "the one that it was saved under" if bundle.salted else "none"
-        told = f"cache_salt: not that of the file; send {wanted}"
-        raise ApiError(403, told, param="cache_salt")
+        raise ApiError(403, f"cache_salt: not that of the file; send {wanted}", param="cache_salt")
 
 
 def _too_large(most: int) -> ApiError:
-    told = f"file: more than {most} bytes ({format_bytes(most)}), the most that an entry can take"
-    return ApiError(413, f"{told} here; needs a smaller one, or a larger --kv-budget")
+    return ApiError(
+        413,
+        f"file: more than {most} bytes ({format_bytes(most)}), the most that an entry can take "
+        "here; needs a smaller one, or a larger --kv-budget",
+    )
 
 
 def _folder() -> Path:
     try:
-        return Path(tempfile.mkdtemp(prefix="ninfer-pool-"))  # its owner's alone
+        return Path(tempfile.mkdtemp(prefix="ninfer-pool-"))  # readable by its owner alone
     except OSError as error:
         raise ApiError(NO_SPACE, f"file: no room for it: {error.strerror or error}") from None
 
 
-def _forget(folder: Path) -> None:
+def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)

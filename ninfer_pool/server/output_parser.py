@@ -1,4 +1,4 @@
-"""What a model writes, told apart as it comes: thoughts, answer, calls of tools."""
+"""Splits the text of a model, as it is generated, into reasoning, answer and calls of tools."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ninfer_pool.server.tool_calls import CLOSE, OPEN, ToolCalls, unfinished
 
 THINK, THOUGHT = "<think>", "</think>"
 MAX_CLOSES = 16
-"""Closing markers that a call may hold in its values before it is taken for text."""
+"""Closing markers within a call's values before the call counts as text."""
 
 
-class _At(Enum):
+class _Part(Enum):
     START = auto()
     REASONING = auto()
     GAP = auto()
@@ -24,18 +24,18 @@ class _At(Enum):
 
 
 class OutputParser:
-    """Tells the text of one answer apart, however it is cut up.
+    """Splits the text of one answer; the result does not depend on how the text is cut up.
 
-    Text is held back only while it might be the beginning of a marker, of a stop string or of a
-    call. Joined, the pieces are all of the text but for the markers, the newlines between
-    thoughts and answer, and what follows a stop string. What is no whole call stays text.
+    Text is held back only while it may begin a marker, a stop string or a call. The pieces add up
+    to the whole text without the markers, the newlines after reasoning, and all text from a stop
+    string on. An incomplete or invalid call stays text.
 
     Args:
-        thinking: the answer begins among thoughts.
-        tools: what may be called, as OpenAI describes tools.
-        parse_tools: whether calls are read, where there are tools.
-        stop: strings before which the text ends, wherever they stand.
-        raw: only stop strings are looked for.
+        thinking: the text begins with reasoning.
+        tools: the tools that may be called, as OpenAI describes them.
+        parse_tools: whether calls are parsed, where there are tools.
+        stop: strings before which the text ends, anywhere in it.
+        raw: only stop strings are searched for.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class OutputParser:
         self._stops = Stops(stop)
         self._thinking = thinking
         self._calls = ToolCalls(tools) if tools and parse_tools and not raw else None
-        self._at = _At.ANSWER if raw else _At.START
+        self._part = _Part.ANSWER if raw else _Part.START
         self._held = ""
-        self._looked = 0  # how far into a call its end was looked for
+        self._searched = 0  # up to here no end of the call was found
         self._closes = 0
         self._pieces: list[Piece] = []
 
@@ -62,50 +62,50 @@ class OutputParser:
         return self._stops.met
 
     def push(self, text: str) -> list[Piece]:
-        """Return what is certain now that ``text`` has come."""
+        """Return the pieces that are certain once ``text`` is appended."""
         self._held += self._stops.push(text)
         return self._settle(over=False)
 
     def finish(self) -> list[Piece]:
-        """Return what was held back, now that no more comes."""
+        """Return the text held back, at the end."""
         self._held += self._stops.finish()
         return self._settle(over=True)
 
     def _settle(self, *, over: bool) -> list[Piece]:
         steps = {
-            _At.START: self._start,
-            _At.REASONING: self._reasoning,
-            _At.GAP: self._gap,
-            _At.ANSWER: self._answer,
-            _At.CALL: self._call,
+            _Part.START: self._start,
+            _Part.REASONING: self._reasoning,
+            _Part.GAP: self._gap,
+            _Part.ANSWER: self._answer,
+            _Part.CALL: self._call,
         }
-        while steps[self._at](over=over):
+        while steps[self._part](over=over):
             pass
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    # Each step takes what it can of the held text, and says whether another step is due.
+    # Each step takes all it can of the held text and returns whether another step is due.
 
     def _start(self, *, over: bool) -> bool:
         begun = self._held.lstrip()
         if THINK.startswith(begun) and begun != THINK and not over:
             return False
         if begun.startswith(THINK):
-            self._held, self._at = begun[len(THINK) :], _At.REASONING
+            self._held, self._part = begun[len(THINK) :], _Part.REASONING
         else:
-            self._at = _At.REASONING if self._thinking else _At.ANSWER
+            self._part = _Part.REASONING if self._thinking else _Part.ANSWER
         return True
 
     def _reasoning(self, *, over: bool) -> bool:
         if self._take_to(THOUGHT, Reasoning, over=over):
-            self._held, self._at = self._held[len(THOUGHT) :], _At.GAP
+            self._held, self._part = self._held[len(THOUGHT) :], _Part.GAP
             return True
         return False
 
     def _gap(self, *, over: bool) -> bool:
         self._held = self._held.lstrip("\n")
         if self._held:
-            self._at = _At.ANSWER
+            self._part = _Part.ANSWER
         return bool(self._held)
 
     def _answer(self, *, over: bool) -> bool:
@@ -113,22 +113,22 @@ class OutputParser:
             self._take(len(self._held), Text)
             return False
         if self._take_to(OPEN, Text, over=over):
-            self._at, self._looked, self._closes = _At.CALL, len(OPEN), 0
+            self._part, self._searched, self._closes = _Part.CALL, len(OPEN), 0
             return True
         return False
 
     def _call(self, *, over: bool) -> bool:
         assert self._calls is not None
-        end = self._held.find(CLOSE, self._looked)
+        end = self._held.find(CLOSE, self._searched)
         if end < 0:
-            # An end that is half there is found when the rest has come.
-            self._looked = max(self._looked, len(self._held) - len(CLOSE) + 1)
+            # An end of which half is held is found with the other half.
+            self._searched = max(self._searched, len(self._held) - len(CLOSE) + 1)
             return over and self._no_call()
-        inner, self._looked = self._held[len(OPEN) : end], end + len(CLOSE)
+        inner, self._searched = self._held[len(OPEN) : end], end + len(CLOSE)
         call = self._calls.read(inner)
         if call is not None:
             self._pieces.append(call)
-            self._held, self._at = self._held[self._looked :], _At.ANSWER
+            self._held, self._part = self._held[self._searched :], _Part.ANSWER
             return True
         self._closes += 1
         if self._closes < MAX_CLOSES and unfinished(inner):
@@ -136,13 +136,13 @@ class OutputParser:
         return self._no_call()
 
     def _no_call(self) -> bool:
-        """What was held since the opening marker is text, unless another call begins in it."""
+        """Take the opening marker as text; another call may begin in the rest."""
         self._take(len(OPEN), Text)
-        self._at = _At.ANSWER
+        self._part = _Part.ANSWER
         return True
 
     def _take_to(self, marker: str, kind: type[Reasoning | Text], *, over: bool) -> bool:
-        """Take what comes before a marker, which is then what the held text begins with."""
+        """Take the text before a marker; the held text then begins with the marker."""
         at = self._held.find(marker)
         if at >= 0:
             self._take(at, kind)

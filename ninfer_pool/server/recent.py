@@ -1,4 +1,4 @@
-"""What is remembered of requests that are over, for each tenant apart."""
+"""The last requests of each tenant, for the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUESTS, HISTORY, TENANTS = 64, 512, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """A request that is over, and where in its prompt it parted from what was retained."""
+    """A request that ended, and where its prompt diverged from the retained ones."""
 
     report: Report
     parted_at: int | None
@@ -23,7 +23,7 @@ class Past:
 
 @dataclass(slots=True, kw_only=True)
 class Tenant:
-    """The last requests of one tenant, the newest first, and sums over all of them."""
+    """The last requests of one tenant, the newest first, and sums over all its requests."""
 
     requests: deque[Past] = field(default_factory=lambda: deque(maxlen=REQUESTS))
     history: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=HISTORY))
@@ -34,7 +34,7 @@ class Tenant:
     output_tokens: int = 0
 
     def totals(self) -> dict[str, Any]:
-        """The sums, as JSON."""
+        """Return the sums as JSON."""
         return {
             "requests": self.count,
             "prompt_tokens": self.prompt_tokens,
@@ -45,13 +45,13 @@ class Tenant:
 
 
 class Recent:
-    """Remembers tenants; the one not heard of longest is forgotten when there are too many."""
+    """Keeps a bounded number of tenants; the least recently active is dropped first."""
 
     def __init__(self) -> None:
         self._tenants: OrderedDict[str | None, Tenant] = OrderedDict()
 
     def note(self, past: Past) -> None:
-        """Take a request that is over."""
+        """Add a request that ended."""
         report = past.report
         salt = report.control.salt
         tenant = self._tenants.setdefault(salt, Tenant())
@@ -66,5 +66,5 @@ class Recent:
             self._tenants.popitem(last=False)
 
     def of(self, salt: str | None) -> Tenant:
-        """What is remembered of one tenant."""
+        """Return one tenant's requests; empty for an unknown tenant."""
         return self._tenants.get(salt) or Tenant()

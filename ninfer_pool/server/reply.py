@@ -1,4 +1,8 @@
-"""An answer on its way: a stream of events, or one body at the end."""
+"""The answer to a request: a stream of events, or one body at the end.
+
+Events are written here and not by a library: sse-starlette ends every stream as soon as the
+process is signalled to stop. Here running requests have their share of the time, and a last event.
+"""
 
 from __future__ import annotations
 
@@ -26,42 +30,41 @@ STOPPING = "cancelled: the server is stopping"
 
 
 class ReplyWriter(Protocol):
-    """A dialect's way to tell what comes of a request."""
+    """Writes a request's answer in one dialect."""
 
     def start(self, start: Start) -> list[bytes]:
-        """Events of a stream before any token."""
+        """Return the events of a stream before any token."""
 
     def piece(self, piece: Piece) -> list[bytes]:
-        """Events of one piece, none where it is held back."""
+        """Return the events of one piece; none where it is held back."""
 
     def end(self, report: Report) -> list[bytes]:
-        """Events that end a stream."""
+        """Return the events that end a stream."""
 
     def error(self, error: ApiError) -> list[bytes]:
-        """Events that end a stream which failed."""
+        """Return the events that end a stream after a failure."""
 
     def body(self, pieces: Sequence[Piece], report: Report) -> dict[str, Any]:
-        """The whole answer to who wants no stream."""
+        """Return the whole answer, where no stream was requested."""
 
 
 class ReplyWriterType(Protocol):
-    """Makes a writer."""
+    """A class of writers."""
 
     prefix: str
-    """What the ids of its answers begin with."""
+    """The prefix of its answers' ids."""
 
     def __call__(self, call: Call, *, id: str, created: int, model: str) -> ReplyWriter: ...
 
 
 class Reply(Response):
-    """Runs a request while its client listens; one that leaves cancels it."""
+    """Runs a request, and cancels it when its client disconnects."""
 
     def __init__(self, service: Service, asked: Asked, writers: ReplyWriterType) -> None:
         self.background = None
         self._service = service
         self._asked = asked
-        self._begun = False
-        """The head of a stream was sent."""
+        self._begun = False  # whether the head of a stream was sent
         self._writer = writers(
             asked.call,
             id=writers.prefix + uuid4().hex,
@@ -71,17 +74,17 @@ class Reply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = self._service.submit(self._asked)
-        watch = asyncio.create_task(_cancel_when_gone(receive, request))
+        watch = asyncio.create_task(_cancel_on_disconnect(receive, request))
         answer = self._stream if self._asked.call.stream else self._whole
         try:
             await answer(request, scope, receive, send)
-        except asyncio.CancelledError:  # only a server that is told to stop gives its tasks up
-            await self._give_up(send)
+        except asyncio.CancelledError:  # only a server that stops cancels its tasks
+            await self._abort(send)
         finally:
             watch.cancel()
             request.cancel()
 
-    async def _give_up(self, send: Send) -> None:
+    async def _abort(self, send: Send) -> None:
         error = ApiError(503, STOPPING)
         if not self._begun:
             raise error
@@ -92,7 +95,7 @@ class Reply(Response):
         pieces: list[Piece] = []
         async for event in request.events():
             if isinstance(event, Report):
-                if event.finish == "cancelled":  # whoever still listens is told
+                if event.finish == "cancelled":  # by the server: the client is still connected
                     raise ApiError(503, STOPPING)
                 await JSONResponse(self._writer.body(pieces, event))(scope, receive, send)
             elif not isinstance(event, Start):
@@ -100,7 +103,7 @@ class Reply(Response):
 
     async def _stream(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
         events = request.events()
-        first = await anext(events)  # a refusal still has a status of its own
+        first = await anext(events)  # an error before the head still has a status of its own
         if isinstance(first, Report):
             raise ApiError(503, STOPPING)
         head = {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
@@ -130,7 +133,7 @@ class Reply(Response):
             yield b"".join(writer.error(error))
 
 
-async def _cancel_when_gone(receive: Receive, request: Request) -> None:
+async def _cancel_on_disconnect(receive: Receive, request: Request) -> None:
     with suppress(asyncio.CancelledError):
         while (await receive())["type"] != "http.disconnect":
             pass

@@ -1,4 +1,4 @@
-"""How a server ends in a stated time: requests first, then what the disk tier is to keep."""
+"""The end of a server within a stated time: requests first, then writes to the disk tier."""
 
 from __future__ import annotations
 
@@ -12,50 +12,49 @@ from ninfer_pool.runner import Runner
 from ninfer_pool.tiers import Tiers
 
 REQUESTS_SHARE = 1 / 3
-"""Of the time, what requests that run may take, where there are any."""
+"""The share of the time for running requests, where there are any."""
 SPARE_SHARE = 0.1
-"""Of the time, what is left when no further entry is begun: one that is being written may take
-that long, and is lost where it takes longer."""
+"""The share of the time for the last write: an entry that takes longer to write is lost."""
 LAST_SECONDS = 0.25
-"""Before its time is over, the process ends whatever it does: the disk tier survives that."""
+"""The process ends this long before its time is over; the disk tier survives that."""
 FORCE_STOP_SECONDS = 2.0
-"""How long a server that was told to leave at once may still take."""
+"""The time of a server that was signalled to stop at once."""
 
 
 class Deadline:
-    """Ends the process when its time is over, whatever hangs then: a disk, a request, a client.
+    """Ends the process when its time is over, even if a disk, a request or a client hangs.
 
-    Entries that were committed are safe at any moment, and nothing else is offered later.
+    Committed entries are safe at any moment, and only those are offered later.
     """
 
     def __init__(self, seconds: float, *, last: Callable[[], None]) -> None:
         self.seconds = seconds
         self._last = last
         self._ends = time.monotonic() + seconds
-        self._watch: threading.Timer | None = None
+        self._timer: threading.Timer | None = None
 
     @property
     def for_requests(self) -> float:
-        """Seconds that running requests have."""
+        """Seconds for running requests."""
         return self.seconds * REQUESTS_SHARE
 
     @property
     def for_flush(self) -> float:
-        """Seconds from now until no further entry is begun."""
+        """Seconds from now until no further entry is written."""
         return max(0.0, self._ends - self.seconds * SPARE_SHARE - time.monotonic())
 
     def watch(self, *, code: int = 0) -> None:
-        """Let the process end with that code when the time is over."""
+        """End the process with that code when the time is over."""
         self.stop()
         left = max(0.0, self._ends - time.monotonic() - min(LAST_SECONDS, self.seconds / 10))
-        self._watch = threading.Timer(left, self._end, args=(code,))
-        self._watch.daemon = True
-        self._watch.start()
+        self._timer = threading.Timer(left, self._end, args=(code,))
+        self._timer.daemon = True
+        self._timer.start()
 
     def stop(self) -> None:
-        """Watch no longer: the process ends by itself."""
-        if self._watch is not None:
-            self._watch.cancel()
+        """Stop watching: the process ends by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _end(self, code: int) -> None:
         try:
@@ -65,26 +64,26 @@ class Deadline:
 
 
 def unwritten(tiers: Tiers) -> int:
-    """Count the entries that are retained and not in the disk tier. Takes no lock."""
-    if not keeps(tiers):
+    """Count the retained entries that are not in the disk tier. Takes no lock."""
+    if not has_disk(tiers):
         return 0
     *upper, disk = tiers.shelves
     held = set(tiers.pool.retained.keys).union(*(set(shelf.keys) for shelf in upper))
     return len(held - set(disk.keys))
 
 
-def keeps(tiers: Tiers) -> bool:
-    """Say whether anything outlives the process."""
+def has_disk(tiers: Tiers) -> bool:
+    """Return whether entries outlive the process."""
     return bool(tiers.shelves) and tiers.shelves[-1].name == "disk"
 
 
 def last_line(runner: Runner, lost: int | None = None) -> str | None:
-    """Return what is said at the very end: what the disk tier keeps, and what it does not.
+    """Return the last line of the console: entries in the disk tier, and those not written.
 
-    ``lost`` entries were not written; None: count them now.
+    ``lost`` is how many were not written; None: count them now. Without a disk tier, return None.
     """
     tiers = runner.tiers
-    if not keeps(tiers):
+    if not has_disk(tiers):
         return None
     disk = tiers.shelves[-1]
     lost = unwritten(tiers) if lost is None else lost

@@ -1,4 +1,4 @@
-"""Calls of tools in a model's text: Qwen's form in tags, and Hermes' in JSON."""
+"""Calls of tools in a model's text: in Qwen's form with tags, and in Hermes' with JSON."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ninfer_pool.server.strict_json import loads, read_text_object
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _END = re.compile(r"<function=([^<>\n]+)>"), "</function>"
-# A value may hold what closes it: it ends where another parameter or nothing follows.
+# A value may contain its closing tag: it ends where another parameter or nothing follows.
 _PARAMETER = re.compile(
     r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL
 )
 
 
 class ToolCalls:
-    """Reads the calls of the tools that a request named, as OpenAI describes them."""
+    """Parses calls of a request's tools, as OpenAI describes them."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         functions = [tool["function"] for tool in tools]
         self._schemas = {each["name"]: _properties(each.get("parameters")) for each in functions}
 
     def read(self, inner: str) -> ToolCall | None:
-        """Return the call that stands between the two markers, or None where none does."""
+        """Return the call between the two markers, or None where there is no valid call."""
         inner = inner.strip()
         found = _hermes(inner) if inner.startswith("{") else self._qwen(inner)
         if found is None:
@@ -57,7 +57,7 @@ class ToolCalls:
 
 
 def unfinished(inner: str) -> bool:
-    """Say whether a call that cannot be read may go on after a closing marker in one of its values.
+    """Return whether an invalid call may continue after a closing marker in one of its values.
 
     >>> unfinished('{"name": "write", "arguments": {"text": "ends with ')
     True
@@ -92,7 +92,7 @@ def _properties(parameters: Any) -> Mapping[str, Any]:
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """Return a parameter's value: a string as it is, anything else as JSON where it is some."""
+    """Return a parameter's value: a string unchanged, any other as JSON where it is valid JSON."""
     types = _types(schema)
     if "string" in types and not (text == "null" and "null" in types):
         return text
@@ -103,18 +103,20 @@ def _typed(text: str, schema: Any) -> Any:
 
 
 def _types(schema: Any) -> set[str]:
-    """Return the types that a schema allows, as far as it says."""
+    """Return the types that a schema names as allowed."""
     if not isinstance(schema, Mapping):
         return set()
-    said = schema.get("type")
-    types = {said} if isinstance(said, str) else set()
-    types |= {each for each in said if isinstance(each, str)} if isinstance(said, list) else set()
-    choices = schema.get("enum")
-    if said is None and isinstance(choices, list):
-        types |= {"string" for each in choices if isinstance(each, str)}
-    for name in ("anyOf", "oneOf"):
-        options = schema.get(name)
-        types |= (
-            {t for each in options for t in _types(each)} if isinstance(options, list) else set()
-        )
+    named, choices = schema.get("type"), schema.get("enum")
+    types = {each for each in _listed(named) if isinstance(each, str)}
+    if named is None:
+        types |= {"string" for each in _listed(choices) if isinstance(each, str)}
+    for option in (*_listed(schema.get("anyOf")), *_listed(schema.get("oneOf"))):
+        types |= _types(option)
     return types
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return a list as it is, a string as a list of one, and no items for other values."""
+    if isinstance(value, list):
+        return value
+    return [value] if isinstance(value, str) else []

@@ -1,4 +1,4 @@
-"""What every dialect says of a report: usage, timings, the pool; and how events are written."""
+"""Parts of every dialect's answers: usage, timings, the pool's part, server-sent events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def openai_usage(report: Report) -> dict[str, Any]:
-    """Return OpenAI's usage; cached tokens are those that the runner skipped."""
+    """Return OpenAI's usage; cached tokens are prompt tokens that the runner skipped."""
     return {
         "prompt_tokens": report.prompt_tokens,
         "completion_tokens": report.output_tokens,
@@ -38,7 +38,7 @@ def anthropic_usage(report: Report) -> dict[str, Any]:
 
 
 def anthropic_usage_at_start(start: Start) -> dict[str, int]:
-    """Return what is known of Anthropic's usage before the first token."""
+    """Return Anthropic's usage as far as it is certain before the first token."""
     return {
         "input_tokens": start.prompt_tokens - start.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -48,12 +48,12 @@ def anthropic_usage_at_start(start: Start) -> dict[str, int]:
 
 
 def extras(report: Report) -> dict[str, Any]:
-    """Return what every dialect's answer has beside its own fields."""
+    """Return the fields of every dialect's answer that are not the dialect's own."""
     return {"timings": timings(report), "pool": pool(report)}
 
 
 def timings(report: Report) -> dict[str, float]:
-    """Return times in the names of llama.cpp's server; a rate of nothing is 0.
+    """Return times under the names of llama.cpp's server; the rate of no tokens is 0.
 
     ``cache_n`` and ``prompt_n`` add up to the prompt: resumed and computed.
     """
@@ -77,7 +77,7 @@ def _pace(name: str, tokens: int, seconds: float) -> dict[str, float]:
 
 
 def pool(report: Report) -> dict[str, Any]:
-    """Return what the pool did for a request; never text or tokens."""
+    """Return the pool's part in a request; never text or tokens."""
     return {
         "request": report.number,
         "reuse": report.reuse,
@@ -90,20 +90,17 @@ def pool(report: Report) -> dict[str, Any]:
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Join neighbours of one kind, so that how a text was cut up does not show."""
+    """Join neighbours of one kind: the result does not depend on how a text was cut up."""
     found: list[Piece] = []
     for kind, group in groupby(pieces, key=type):
         same = list(group)
-        if kind is Text:
-            found.append(Text("".join(p.text for p in same if isinstance(p, Text))))
-        elif kind is Reasoning:
-            found.append(Reasoning("".join(p.text for p in same if isinstance(p, Reasoning))))
-        else:
-            found += same
+        if issubclass(kind, Text | Reasoning):
+            same = [kind("".join(piece.text for piece in same if isinstance(piece, kind)))]
+        found += same
     return found
 
 
 def event(data: Mapping[str, Any], *, name: str | None = None) -> bytes:
-    """Write one server-sent event, in ASCII: readers differ in what ends a line beyond it."""
+    """Return one server-sent event in ASCII: readers differ in the line ends beyond it."""
     head = f"event: {name}\n" if name is not None else ""
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ninfer_pool.runner.executor import Turn
-from ninfer_pool.server.command import greet, listen
+from ninfer_pool.server.command import listen, print_start
 from tests.server.talks import (
     ALONE,
     Body,
@@ -125,7 +125,7 @@ def test_field_37_what_fits_is_said_at_start_and_is_true(
     wide: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with listen("127.0.0.1", 0) as listener:
-        greet(wide.service, listener, argparse.Namespace(api_key=None))
+        print_start(wide.service, listener, argparse.Namespace(api_key=None))
     told = capsys.readouterr().out
     capacity = wide.get("/pool")["capacity"]
     assert capacity["text"] in told
