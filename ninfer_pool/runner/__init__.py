@@ -7,11 +7,11 @@ from pathlib import Path
 from ninfer_pool.errors import install_hint
 
 try:
-    from ninfer_pool.runner.chat import Ask, Chat
-    from ninfer_pool.runner.handle import Handle, Outcome, unserved
+    from ninfer_pool.runner.chat import Chat, Rendered
+    from ninfer_pool.runner.media import Media, media_digest
     from ninfer_pool.runner.model import Model
     from ninfer_pool.runner.runner import Runner
-    from ninfer_pool.runner.running import Generation, Media, Running, media_digest
+    from ninfer_pool.runner.request import Request, RequestOutput, Sequence
     from ninfer_pool.runner.sampling import Sampling
     from ninfer_pool.runner.scheduler import Scheduler
     from ninfer_pool.runner.tokenizer import Tokenizer
@@ -26,18 +26,16 @@ TINY = Path(__file__).parent / "tiny"
 
 __all__ = [
     "TINY",
-    "Ask",
     "Chat",
-    "Generation",
-    "Handle",
     "Media",
     "Model",
-    "Outcome",
+    "Rendered",
+    "Request",
+    "RequestOutput",
     "Runner",
-    "Running",
     "Sampling",
     "Scheduler",
+    "Sequence",
     "Tokenizer",
     "media_digest",
-    "unserved",
 ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ninfer_pool.core.config import PoolConfig
@@ -25,16 +26,15 @@ from ninfer_pool.runner.defaults import context_of, dtypes_of
 from ninfer_pool.runner.executor import Executor, Turn, layout_of
 from ninfer_pool.runner.model import Model
 from ninfer_pool.runner.payload import SlabPayload
-from ninfer_pool.runner.requests import MAX_TOKENS, check_request
-from ninfer_pool.runner.running import (
-    NO_MEDIA,
-    Generation,
-    Media,
-    Running,
-    rotary_offset,
-    rotary_positions,
-    spans_in,
-    token_tensor,
+from ninfer_pool.runner.media import NO_MEDIA, Media
+from ninfer_pool.runner.request import (
+    GREEDY,
+    MAX_TOKENS,
+    Limits,
+    Request,
+    RequestOutput,
+    Sequence,
+    check_request,
 )
 from ninfer_pool.runner.sampling import Sampler, Sampling
 from ninfer_pool.runner.slab import Slab
@@ -42,7 +42,6 @@ from ninfer_pool.runner.stops import StopStrings
 from ninfer_pool.runner.tokenizer import Tokenizer
 from ninfer_pool.tiers import open_tiers
 
-GREEDY = Sampling()
 TIER_OPTIONS = ("host_budget", "disk_dir", "disk_budget", "rates", "background")
 RATED_TOKENS = 128
 """Smaller chunks say little about what prefilling costs."""
@@ -60,7 +59,7 @@ class Runner:
     (0, True, True)
 
     Drive it request by request (`generate`, `stream`), or several at once: `start` each, then
-    `prefill` until `Running.ready`, then `decode` rounds, then `finish`.
+    `prefill` until `Sequence.ready`, then `decode` rounds, then `finish`.
     """
 
     def __init__(
@@ -112,7 +111,18 @@ class Runner:
         )
         payload = SlabPayload(self.store)
         self.tiers = open_tiers(self.pool, payload, namespace=self.namespace, **tiers)
-        self.running: list[Running] = []
+        self.limits = Limits(
+            namespace=self.namespace,
+            context=self.max_context,
+            vocabulary=model.config.vocab_size,
+            pages=num_pages,
+            page_tokens=config.page_tokens,
+            image_pages=config.image_pages,
+            draft_tokens=draft_tokens,
+            hidden=model.config.hidden_size,
+            dtype=model.dtype,
+        )
+        self.running: list[Sequence] = []
 
     def close(self) -> None:
         """Give the tiers' folder back, if there is one; what is only on the device is not kept.
@@ -183,113 +193,127 @@ class Runner:
 
     def prompt(self, text: str | Iterable[int], *, salt: str | None = None, **parts: Any) -> Prompt:
         """Return a `Prompt` of this runner's namespace; ``parts`` as `Prompt` takes them."""
-        space = dataclasses.replace(self.namespace, salt=salt)
+        space = self.namespace if salt is None else dataclasses.replace(self.namespace, salt=salt)
         tokens = self.tokenizer.encode(text) if isinstance(text, str) else text
         return Prompt(tokens, namespace=space, **parts)
 
     # -- one request -----------------------------------------------------------------------
 
-    def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """Run one request to its end; ``options`` as `start` takes them.
+    def generate(self, prompt: Prompt, **options: Any) -> RequestOutput:
+        """Run one request to its end; ``options`` as `request` takes them.
 
         Raises:
             ConfigError: there is no lane or no room for it now.
         """
-        running = self._started(prompt, options)
-        for _ in self._steps(running):
+        sequence = self._started(prompt, options)
+        for _ in self._steps(sequence):
             pass
-        return running.result()
+        return sequence.output()
 
     def stream(self, prompt: Prompt, **options: Any) -> Generator[int]:
-        """Yield one request's tokens as they come; closing the iterator cancels the request."""
-        running = self._started(prompt, options)
+        """Yield one request's tokens as they are made; closing the iterator cancels it."""
+        sequence = self._started(prompt, options)
         given = 0
-        steps = self._steps(running)
+        steps = self._steps(sequence)
         try:
             for _ in steps:
-                yield from running.tokens[given:]
-                given = len(running.tokens)
+                yield from sequence.tokens[given:]
+                given = len(sequence.tokens)
         finally:
             steps.close()
 
-    def _started(self, prompt: Prompt, options: dict[str, Any]) -> Running:
-        running = self.start(prompt, **options)
-        if running is None:
+    def _started(self, prompt: Prompt, options: dict[str, Any]) -> Sequence:
+        sequence = self.start(prompt, **options)
+        if sequence is None:
             raise ConfigError(f"no room or no lane for the request: {self.pool.last_refusal}")
-        return running
+        return sequence
 
-    def _steps(self, running: Running) -> Generator[None]:
-        """Run a request alone, yielding whenever there are new tokens; cancelled if closed."""
+    def _steps(self, sequence: Sequence) -> Generator[None]:
+        """Run a sequence alone, yielding whenever there are new tokens; cancelled if closed."""
         try:
-            while not running.ready:
-                self.prefill(running)
+            while not sequence.ready:
+                self.prefill(sequence)
             yield
-            while running.finish is None:
-                self.decode([running])
+            while sequence.finish is None:
+                self.decode([sequence])
                 yield
-            self.finish(running)
+            self.finish(sequence)
         finally:
-            self.cancel(running)
+            self.cancel(sequence)
 
     # -- several at once -------------------------------------------------------------------
 
-    def start(self, prompt: Prompt, **options: Any) -> Running | None:
-        """Admit a request as `admit` does; None where there is no room or lane, or it must wait."""
-        found = self.admit(prompt, **options)
-        return found if isinstance(found, Running) else None
-
-    def admit(
+    def request(
         self,
         prompt: Prompt,
         *,
         sampling: Sampling = GREEDY,
         max_tokens: int = MAX_TOKENS,
         stop_tokens: Collection[int] | None = None,
-        stop_strings: Sequence[str] = (),
+        stop_strings: Iterable[str] = (),
         media: Media = NO_MEDIA,
-        **wishes: Any,
-    ) -> Running | Pending | None:
-        """Admit a request and restore what it resumes; None where there is no room or lane.
-
-        `Pending` only where ``wait_for_shared`` is asked for, see `PrefixPool.acquire`.
+        hint: str | None = None,
+        **pool_options: Any,
+    ) -> Request:
+        """Check a request.
 
         Args:
             stop_tokens: ids that end it; None: the model's own.
-            stop_strings: texts that end it once its new text holds one; needs a tokenizer.
-            wishes: as `PrefixPool.acquire` takes them.
+            stop_strings: texts that end it once its new text contains one; needs a tokenizer.
+            hint: requests of one hint prefer one lane; see `Scheduler`.
+            pool_options: as `PrefixPool.acquire` takes them.
 
         Raises:
             PromptError: it could never fit, or a token is outside the vocabulary.
-
-        What cannot be restored is quarantined, and the next best is resumed.
         """
-        check_request(self, prompt, max_tokens=max_tokens, stop_strings=stop_strings, media=media)
-        stops = StopStrings(self.tokenizer, stop_strings) if stop_strings else None
-        reserve = max_tokens + self.executor.draft_tokens
+        check_request(self.limits, prompt, max_tokens=max_tokens, media=media)
+        stops = stop_strings not in ((), [])
+        return Request(
+            prompt=prompt,
+            limits=self.limits,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop_tokens=self.model.config.eos_token_ids if stop_tokens is None else stop_tokens,
+            stop_strings=StopStrings(self.tokenizer, stop_strings) if stops else None,
+            media=media,
+            hint=hint,
+            pool_options=pool_options,
+        )
+
+    def start(self, prompt: Prompt, **options: Any) -> Sequence | None:
+        """Check and admit a request; None where there is no room or lane, or it must wait."""
+        found = self.admit(self.request(prompt, **options))
+        return found if isinstance(found, Sequence) else None
+
+    def admit(self, request: Request, **pool_options: Any) -> Sequence | Pending | None:
+        """Admit a request and restore its prefix; None where there is no room or lane.
+
+        `Pending` only with ``wait_for_shared``, see `PrefixPool.acquire`, which takes
+        ``pool_options``, too. A checkpoint that cannot be restored is quarantined, and the next
+        best is resumed.
+        """
+        options = {**request.pool_options, **pool_options}
+        reserve = request.max_tokens + self.executor.draft_tokens
         while True:
-            lease = self.pool.acquire(prompt, reserve_tokens=reserve, **wishes)
+            lease = self.pool.acquire(request.prompt, reserve_tokens=reserve, **options)
             if not isinstance(lease, Lease):
                 return lease
             if self._restored(lease):
                 break
         try:
-            running = Running(
+            sequence = Sequence(
+                request=request,
                 lease=lease,
-                prompt=prompt,
-                sampler=Sampler(sampling, prompt=prompt.tokens),
-                max_tokens=max_tokens,
-                stop_tokens=self.model.config.eos_token_ids if stop_tokens is None else stop_tokens,
-                stop_strings=stops,
-                media=media,
+                sampler=Sampler(request.sampling, prompt=request.prompt.tokens),
                 table=self.store.ids(lease.pages.tolist()),
                 chunks=lease.chunks(),
-                axes=rotary_offset(prompt, media),
+                axes=request.media.rotary_offset(request.prompt),
             )
         except BaseException:
             lease.release()
             raise
-        self.running.append(running)
-        return running
+        self.running.append(sequence)
+        return sequence
 
     def _restored(self, lease: Lease) -> bool:
         """Restore a lease's lane; False where that failed and its source is quarantined."""
@@ -305,36 +329,37 @@ class Runner:
         return True
 
     def prefill(
-        self, running: Running, *, look: Callable[[Chunk, torch.Tensor], None] | None = None
+        self, sequence: Sequence, *, look: Callable[[Chunk, torch.Tensor], None] | None = None
     ) -> None:
-        """Run the next chunk of a request's prompt, or sample its first token after the last.
+        """Run the next chunk of a prompt, or sample the first token after the last.
 
-        ``look`` is shown each chunk and the model's output of it (T, hidden).
+        ``look`` gets each chunk and the model's output of it (T, hidden).
         """
-        lease, chunk = running.lease, next(running.chunks, None)
+        request, lease, chunk = sequence.request, sequence.lease, next(sequence.chunks, None)
         began = time.perf_counter()
         if chunk is None:
-            logits = self.executor.tail_logits(running.lane)
-            running.emit(running.sampler.accept(logits[None], []))
-            running.ready = True
+            logits = self.executor.tail_logits(sequence.lane)
+            sequence.emit(sequence.sampler.accept(logits[None], []))
+            sequence.ready = True
             return
+        tokens, device = request.prompt.tokens[chunk.begin : chunk.end], self.store.device
         hidden = self.executor.prefill(
-            running.lane,
-            token_tensor(running.prompt, chunk, self.store.device),
+            sequence.lane,
+            torch.from_numpy(tokens.astype(np.int64)).to(device),
             begin=chunk.begin,
-            table=running.table,
-            positions=rotary_positions(running.media, chunk.begin, chunk.end).to(self.store.device),
-            spans=spans_in(running.prompt, running.media, chunk),
+            table=sequence.table,
+            positions=request.media.rotary_positions(chunk.begin, chunk.end).to(device),
+            spans=request.media.span_rows(request.prompt, chunk),
         )
         self._note_rate(chunk, began)
-        lease.advance(running.prompt.tokens[chunk.begin : chunk.end])
+        lease.advance(tokens)
         if look is not None:
             look(chunk, hidden)
         if chunk.checkpoint:
             self._save(lease, chunk.checkpoint)
 
     def _note_rate(self, chunk: Chunk, began: float) -> None:
-        """Let the tiers know what prefilling costs, of the first large chunks on CUDA."""
+        """Record in the tiers what prefilling costs, from the first large chunks on CUDA."""
         tokens, rates = chunk.end - chunk.begin, self.tiers.rates
         if not self.tiers.shelves or tokens < RATED_TOKENS:
             return
@@ -344,9 +369,9 @@ class Runner:
             torch.cuda.synchronize(self.store.device)
         rates.note_prefill(tokens, time.perf_counter() - began)
 
-    def decode(self, requests: Sequence[Running]) -> None:
-        """Run one round for every request of these that is `Running.ready` and not finished."""
-        going = [each for each in requests if each.ready and each.finish is None]
+    def decode(self, sequences: Iterable[Sequence]) -> None:
+        """Run one round for each of the sequences that is ready and not finished."""
+        going = [each for each in sequences if each.ready and each.finish is None]
         turns = [self._turn(each) for each in going]
         if not turns:
             return
@@ -356,22 +381,23 @@ class Runner:
             each.lease.advance([turn.pending, *new[:-1]])
             each.emit(new)
 
-    def _turn(self, running: Running) -> Turn:
+    def _turn(self, sequence: Sequence) -> Turn:
+        left = sequence.request.max_tokens - len(sequence.tokens) - 1
         return Turn(
-            lane=running.lane,
-            pending=running.tokens[-1],
-            position=running.lease.frontier,
-            table=running.table,
-            sampler=running.sampler,
-            most=min(self.executor.draft_tokens, running.max_tokens - len(running.tokens) - 1),
-            axes=running.axes,
-            stop=running.upto,
+            lane=sequence.lane,
+            pending=sequence.tokens[-1],
+            position=sequence.lease.frontier,
+            table=sequence.table,
+            sampler=sequence.sampler,
+            most=min(self.executor.draft_tokens, left),
+            axes=sequence.axes,
+            stop=sequence.upto,
         )
 
-    def finish(self, running: Running) -> str | None:
-        """Retain what a request made and end it; return the key of its sequence."""
-        self._save(running.lease, "frontier")
-        return self._end(running)
+    def finish(self, sequence: Sequence) -> str | None:
+        """Retain a sequence and end it; return the key of its entry."""
+        self._save(sequence.lease, "frontier")
+        return self._end(sequence)
 
     def _save(self, lease: Lease, kind: str) -> None:
         """Take a checkpoint; where its image cannot be written, nothing is retained (G11)."""
@@ -382,13 +408,13 @@ class Runner:
             lease.release()
             raise
 
-    def cancel(self, running: Running) -> None:
-        """End a request at any step; checkpoints that it has crossed are retained."""
-        if running in self.running:
-            self._end(running)
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence at any step; checkpoints that it has crossed are retained."""
+        if sequence in self.running:
+            self._end(sequence)
 
-    def _end(self, running: Running) -> str | None:
-        self.running.remove(running)
-        running.ended = time.perf_counter()
-        lease = running.lease
+    def _end(self, sequence: Sequence) -> str | None:
+        self.running.remove(sequence)
+        sequence.ended = time.perf_counter()
+        lease = sequence.lease
         return None if lease.ended else lease.commit(position=lease.frontier)

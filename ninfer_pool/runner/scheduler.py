@@ -13,30 +13,27 @@ from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.core.results import Pending
 from ninfer_pool.errors import PromptError
 from ninfer_pool.runner.backfill import delays
-from ninfer_pool.runner.handle import Handle, Outcome, unserved
-from ninfer_pool.runner.requests import check_request, most_pages, needed_pages
+from ninfer_pool.runner.request import Request, RequestOutput, Sequence
 from ninfer_pool.runner.runner import Runner
-from ninfer_pool.runner.running import Running
 
 Result = TypeVar("Result")
 IDLE_SECONDS = 0.05
 LOOKAHEAD = 8
-"""How many may be asked, each time, whether they can overtake the one that waits."""
+"""Waiting requests that are considered, each time, for overtaking the first."""
 STORED_BYTES, IDLE_BYTES = 1 << 20, 8 << 20
-"""What a step stores ahead of time in tiers below, about: beside what runs, and with nothing to
-do."""
+"""About how much a step stores ahead of time in the tiers: while sequences run, and while idle."""
 HINTS = 4096
-"""How many hints are remembered with the lane that they ran in last."""
+"""Hints that are remembered, each with its last lane."""
 
 
 class Scheduler:
-    """Serves many requests on one `Runner`, in the order in which they came.
+    """Serves many requests on one `Runner`, in order of arrival.
 
-    A step admits what fits, runs one chunk of the oldest prompt that is not prefilled yet, and one
-    decode round over all lanes that are, so that a long prompt holds the others up by a chunk at
-    a time. A request that does not fit waits; a later one overtakes it only if that provably
-    cannot delay it (see `backfill`). Pages are reserved for the whole request at admission, so
-    what runs never runs out of room.
+    A step admits requests that fit, runs one chunk of the oldest unfinished prompt, and one decode
+    round over all lanes that are ready. So a long prompt delays the others by a chunk at a time.
+    A request that does not fit waits; a later one overtakes it only if that provably cannot delay
+    it (see `backfill`). Pages are reserved for the whole request at admission, so a running one
+    never lacks room.
 
     Use it as a context manager to run the loop in a thread of its own, or call `step` yourself.
     """
@@ -44,86 +41,82 @@ class Scheduler:
     def __init__(self, runner: Runner, *, wait_for_shared: bool = True) -> None:
         self.runner = runner
         self._wait_for_shared = wait_for_shared
-        self._arrived: deque[Handle] = deque()
-        self._waiting: list[Handle] = []
-        self._running: list[Handle] = []
+        self._arrived: deque[Request] = deque()
+        self._waiting: list[Request] = []
+        self._running: list[Sequence] = []
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._lane_of_hint: OrderedDict[str, int] = OrderedDict()
         self._stuck: object = None
-        """What the pool was like when the first that waits was refused; it is not asked again
-        before something has changed."""
+        """The first waiting request and the pool's room at its refusal; it is not tried again
+        before the room has changed."""
         self.failure: Exception | None = None
-        """What ended the loop, if something did: a fault of ours, and nothing is served since."""
+        """The error that ended the loop, a bug of ours; nothing is served since."""
 
-    # -- what a user calls -----------------------------------------------------------------
+    # -- for users -------------------------------------------------------------------------
 
     def submit(
-        self,
-        prompt: Prompt,
-        *,
-        notify: Callable[[], None] | None = None,
-        hint: str | None = None,
-        **options: Any,
-    ) -> Handle:
-        """Queue a request.
+        self, prompt: Prompt, *, notify: Callable[[], None] | None = None, **options: Any
+    ) -> Request:
+        """Check a request and queue it.
 
         Args:
-            notify: see `Handle`.
-            hint: requests of one hint prefer one lane, where no lane is home to their prefix.
-            options: as `Runner.start` takes them.
+            notify: see `Request`.
+            options: as `Runner.request` takes them. Requests of one ``hint`` prefer one lane,
+                where no lane is home to their prefix.
 
         Raises:
-            PromptError: it could never run, or the engine is stopping; nothing was queued.
+            PromptError: it could never run, or the scheduler is stopping; nothing was queued.
         """
-        check_request(self.runner, prompt, **options)
-        handle = Handle(prompt=prompt, options=options, hint=hint)
+        request = self.runner.request(prompt, **options)
         if notify is not None:
-            handle.notify = notify
+            request.notify = notify
         with self._wake:
-            if self._stopping:
-                raise PromptError("engine: it is stopping; needs a running one")
-            self._arrived.append(handle)
+            self._check_open()
+            self._arrived.append(request)
             self._wake.notify()
-        return handle
+        return request
 
     def call(self, work: Callable[[], Result]) -> Future[Result]:
-        """Do something between two steps, on the engine's thread: what reaches the pool's pages.
+        """Run a function between two steps, on the loop's thread: one that reaches pool pages.
 
         Raises:
-            PromptError: the engine is stopping; nothing is done.
+            PromptError: the scheduler is stopping; nothing is done.
         """
         future: Future[Result] = Future()
         with self._wake:
-            if self._stopping:
-                raise PromptError("engine: it is stopping; needs a running one")
+            self._check_open()
             self._calls.append((work, future))
             self._wake.notify()
         return future
 
-    def generate(self, prompt: Prompt, **options: Any) -> Outcome:
-        """Run one request to its end, beside whatever else is running."""
-        handle = self.submit(prompt, **options)
-        while self._thread is None and not handle.ended:
+    def _check_open(self) -> None:
+        if self._stopping:
+            raise PromptError("engine: it is stopping; needs a running one")
+
+    def generate(self, prompt: Prompt, **options: Any) -> RequestOutput:
+        """Run one request to its end, next to all others."""
+        request = self.submit(prompt, **options)
+        while self._thread is None and not request.ended:
             self.step()
-        return handle.result()
+        return request.result()
 
     def stream(self, prompt: Prompt, **options: Any) -> Generator[int]:
-        """Yield one request's tokens as they come; closing the iterator cancels it."""
-        handle = self.submit(prompt, **options)
+        """Yield one request's tokens as they are made; closing the iterator cancels it."""
+        request = self.submit(prompt, **options)
         try:
-            while self._thread is None and not handle.ended:
+            while self._thread is None and not request.ended:
                 self.step()
-                yield from handle.take()
-            yield from handle
+                yield from request.take()
+            yield from request
         finally:
-            handle.cancel()
+            request.cancel()
 
     @property
     def stopping(self) -> bool:
-        """It takes no further requests: it was told to stop, or has failed."""
+        """True where no further requests are accepted: it was stopped, or has failed."""
         return self._stopping
 
     @property
@@ -152,32 +145,36 @@ class Scheduler:
         self.stop()
 
     def stop(self, *, drain: bool = True, flush_seconds: float | None = None) -> int:
-        """End the loop: after what has been submitted, or at once with everything cancelled.
+        """End the loop: after all submitted requests, or at once with all of them cancelled.
 
-        Then what is retained is written to the disk tier, if there is one, for up to
-        ``flush_seconds`` (None: as long as it takes). Returns how many entries were left out.
+        Then retained entries are written to the disk tier, if there is one, for up to
+        ``flush_seconds`` (None: without limit). Returns how many entries were left out.
         """
         with self._wake:
             self._stopping = True
             if not drain:
-                for handle in [*self._arrived, *self._waiting, *self._running]:
-                    handle.cancel()
+                for request in self._all():
+                    request.cancel()
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         return self.runner.tiers.flush(seconds=flush_seconds)
 
+    def _all(self) -> list[Request]:
+        running = [sequence.request for sequence in self._running]
+        return [*self._arrived, *self._waiting, *running]
+
     def _loop(self) -> None:
         try:
             while self._turn():
                 pass
-        except Exception as error:  # a fault of ours: nobody may wait for ever
+        except Exception as error:  # a bug of ours: no owner may wait forever
             self.failure = error
             with self._wake:
                 self._stopping = True
-                for handle in [*self._arrived, *self._waiting, *self._running]:
-                    handle.end(error)
+                for request in self._all():
+                    request.end(error)
                 for _, future in self._calls:
                     future.set_exception(error)
             raise
@@ -199,21 +196,19 @@ class Scheduler:
         with self._wake:
             self._waiting += self._arrived
             self._arrived.clear()
-        self._do_calls()
+        self._run_calls()
         self._drop_cancelled()
-        self._admit()
+        self._admit_waiting()
         stored = self.runner.tiers.step(max_bytes=STORED_BYTES if self._running else IDLE_BYTES)
         if not self._running:
             return stored
         self._prefill()
         self._decode()
-        for handle in list(self._running):
-            running = handle.running
-            if running is not None and running.finish is not None:
-                self._end(handle, running)
+        for sequence in [each for each in self._running if each.finish is not None]:
+            self._end(sequence)
         return True
 
-    def _do_calls(self) -> None:
+    def _run_calls(self) -> None:
         while self._calls:
             work, future = self._calls.popleft()
             if future.set_running_or_notify_cancel():
@@ -223,86 +218,80 @@ class Scheduler:
                     future.set_exception(error)
 
     def _drop_cancelled(self) -> None:
-        for handle in [each for each in self._waiting if each.cancelled]:
-            self._waiting.remove(handle)
-            handle.end(unserved(handle, "cancelled"))
-        for handle in [each for each in self._running if each.cancelled]:
-            assert handle.running is not None
-            self.runner.cancel(handle.running)
-            self._running.remove(handle)
-            handle.end(handle.running.result())
+        for request in [each for each in self._waiting if each.cancelled]:
+            self._waiting.remove(request)
+            request.end("cancelled")
+        for sequence in [each for each in self._running if each.request.cancelled]:
+            self.runner.cancel(sequence)
+            self._running.remove(sequence)
+            sequence.request.end("cancelled")
 
     # -- admission -------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        """Admit in order; past one that waits only what cannot delay it."""
+    def _admit_waiting(self) -> None:
+        """Admit in order; past one that waits, only requests that cannot delay it."""
         pool = self.runner.pool
         if self._waiting and pool.free_lanes:
-            for running in self._held():  # what they have crossed is whom others may wait for
-                running.lease.publish()
-        blocked: Handle | None = None
-        for handle in self._waiting[: LOOKAHEAD + 1]:
+            for sequence in self._running:  # waiting requests may resume what it has crossed
+                sequence.lease.publish()
+        blocked: Request | None = None
+        for request in self._waiting[: LOOKAHEAD + 1]:
             if not pool.free_lanes:
                 return
             if blocked is not None:
-                if not self._could_delay(blocked, handle):
-                    self._start(handle)
-            elif self._fetching(handle):
-                handle.pending = handle.fetched = True
-                blocked = handle
-            elif self._stuck == (handle, now := self._room()) or not self._start(handle):
+                if not self._could_delay(blocked, request):
+                    self._admit(request)
+            elif self._fetching(request):
+                request.pending = request.fetched = True
+                blocked = request
+            elif self._stuck == (request, now := self._room()) or not self._admit(request):
                 if not self._running:
-                    self._refuse(handle)
+                    self._refuse(request)
                     continue
-                blocked = handle
-                self._stuck = None if handle.pending else (handle, now)
+                blocked = request
+                self._stuck = None if request.pending else (request, now)
 
-    def _fetching(self, handle: Handle) -> bool:
-        """Say whether what a request resumes is on its way from disk; asked of once, then until
-        it is there."""
-        if handle.fetching is not False:
-            tiers = self.runner.tiers
-            handle.fetching = tiers.prefetch(handle.prompt, notify=self._nudge)
-        return bool(handle.fetching)
+    def _fetching(self, request: Request) -> bool:
+        """Return whether a request's prefix is being read from disk; requests that once."""
+        tiers = self.runner.tiers
+        if tiers.shelves and request.fetching is not False:
+            request.fetching = tiers.prefetch(request.prompt, notify=self._nudge)
+        return bool(request.fetching)
 
     def _nudge(self) -> None:
-        """What the loop waits for may have happened."""
+        """Wake the loop: a prefix may have been read."""
         with self._wake:
             self._wake.notify()
 
     def _room(self) -> object:
-        """What must change before a request that was refused has a chance."""
+        """Return what must change before a refused request has a chance."""
         pool = self.runner.pool
         return pool.running, pool.freeable_bytes, pool.retained.version
 
-    def _refuse(self, handle: Handle) -> None:
-        """Nothing runs and there is still no room: waiting would not help (G4)."""
-        self._waiting.remove(handle)
-        handle.refusal = self.runner.pool.last_refusal
-        handle.end(unserved(handle, "refused"))
+    def _refuse(self, request: Request) -> None:
+        """End a request that nothing delays and that has no room: waiting would not help (G4)."""
+        self._waiting.remove(request)
+        request.refusal = self.runner.pool.last_refusal
+        request.end("refused")
 
-    def _start(self, handle: Handle) -> bool:
-        """Admit a request, or end it with what it failed with; False where it must wait."""
-        hint = handle.hint
+    def _admit(self, request: Request) -> bool:
+        """Admit a request, or end it with its error; False where it must wait."""
+        hint = request.hint
+        near = None if hint is None else self._lane_of_hint.get(hint)
         try:
-            found = self.runner.admit(
-                handle.prompt,
-                wait_for_shared=self._wait_for_shared,
-                near=None if hint is None else self._lane_of_hint.get(hint),
-                **handle.options,
-            )
-        except Exception as error:  # a restore that cannot be made up for: this request's fault
-            self._waiting.remove(handle)
-            handle.end(error)
+            found = self.runner.admit(request, wait_for_shared=self._wait_for_shared, near=near)
+        except Exception as error:  # a restore that failed for good: this request's alone
+            self._waiting.remove(request)
+            request.end(error)
             return True
-        handle.pending = isinstance(found, Pending)
-        if not isinstance(found, Running):
+        request.pending = isinstance(found, Pending)
+        if not isinstance(found, Sequence):
             return False
-        self._running.append(handle)  # first: `stop` must find it in one of the two
-        self._waiting.remove(handle)
+        self._running.append(found)  # first: `stop` must find it in one of the two
+        self._waiting.remove(request)
         if hint is not None:
             self._note_lane(hint, found.lane)
-        handle.begin(found)
+        request.begin(found)
         return True
 
     def _note_lane(self, hint: str, lane: int) -> None:
@@ -311,62 +300,55 @@ class Scheduler:
         if len(self._lane_of_hint) > HINTS:
             self._lane_of_hint.popitem(last=False)
 
-    def _could_delay(self, blocked: Handle, candidate: Handle) -> bool:
+    def _could_delay(self, blocked: Request, candidate: Request) -> bool:
         pool = self.runner.pool
-        leases = [each.lease for each in self._held()]
         if blocked.pending and pool.free_lanes == 1:  # it needs a lane before any request ends
             return True
         return delays(
-            waiting=needed_pages(self.runner, blocked.prompt, **blocked.options),
-            candidate=most_pages(self.runner, candidate.prompt, **candidate.options),
+            waiting=blocked.needed_pages,
+            candidate=candidate.most_pages,
             free=pool.freeable_bytes // pool.config.page_bytes,
-            running=[releasable(pool, lease) for lease in leases],
+            running=[releasable(pool, sequence.lease) for sequence in self._running],
         )
-
-    def _held(self) -> list[Running]:
-        return [each.running for each in self._running if each.running is not None]
 
     # -- work ------------------------------------------------------------------------------
 
     def _prefill(self) -> None:
         """Run a chunk of the oldest prompt that is not ready."""
-        for handle in list(self._running):
-            running = handle.running
-            if running is None or running.ready:
-                continue
-            try:
-                self.runner.prefill(running)
-            except Exception as error:
-                self._fail(handle, error)
-            else:
-                handle.push()
+        sequence = next((each for each in self._running if not each.ready), None)
+        if sequence is None:
             return
+        try:
+            self.runner.prefill(sequence)
+        except Exception as error:
+            self._fail(sequence, error)
+        else:
+            sequence.request.push()
 
     def _decode(self) -> None:
-        ready = [each for each in self._running if each.running is not None and each.running.ready]
+        ready = [sequence for sequence in self._running if sequence.ready]
         try:
-            self.runner.decode(self._held())
+            self.runner.decode(ready)
         except Exception as error:
-            for handle in ready:
-                self._fail(handle, error)
+            for sequence in ready:
+                self._fail(sequence, error)
         else:
-            for handle in ready:
-                handle.push()
+            for sequence in ready:
+                sequence.request.push()
 
-    def _end(self, handle: Handle, running: Running) -> None:
+    def _end(self, sequence: Sequence) -> None:
         try:
-            self.runner.finish(running)
+            self.runner.finish(sequence)
         except Exception as error:
-            self._fail(handle, error)
+            self._fail(sequence, error)
         else:
-            self._running.remove(handle)
-            handle.end(running.result())
+            self._running.remove(sequence)
+            sequence.request.end("cancelled")
 
-    def _fail(self, handle: Handle, error: Exception) -> None:
-        """End a request that failed; whatever else goes wrong on the way, its owner is told."""
-        assert handle.running is not None
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """End a request that failed, whatever else fails on the way."""
         try:
-            self.runner.cancel(handle.running)
+            self.runner.cancel(sequence)
         finally:
-            self._running.remove(handle)
-            handle.end(error)
+            self._running.remove(sequence)
+            sequence.request.end(error)
