@@ -137,7 +137,7 @@ def conversation(service: Service, number: int) -> list[dict[str, str]]:
     while True:
         messages.append({"role": "user", "content": f"Part {len(messages)}. " + text * 3})
         assert service.chat is not None
-        if len(service.chat.ask(messages, enable_thinking=False).tokens) >= TOKENS:
+        if len(service.chat.render(messages, enable_thinking=False).tokens) >= TOKENS:
             return messages
         messages.append({"role": "assistant", "content": text * 3})
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from benchmarks.common.ratios import Ratio, Timed, interleaved, ratio
 from ninfer_pool import Prompt
 from ninfer_pool.kernels import PAGE_TOKENS
-from ninfer_pool.runner import Model, Runner, Running, Sampling, Tokenizer
+from ninfer_pool.runner import Model, Runner, Sampling, Sequence, Tokenizer
 
 OPENINGS = (
     "She walked to the window, and looked out upon the garden, where",
@@ -133,7 +134,7 @@ def check_resumed(runner: Runner, prompt: Prompt, *, at: int) -> None:
         raise AssertionError(f"resumed, it says {warm.tokens}; cold, {cold.tokens}")
 
 
-def started(runner: Runner, prompt: Prompt, **options: Any) -> Running:
+def started(runner: Runner, prompt: Prompt, **options: Any) -> Sequence:
     """Admit a request that leaves nothing behind and ends by its length alone."""
     running = runner.start(prompt, stop_tokens=(), retain=False, **options)
     assert running is not None, f"no room: {runner.pool.last_refusal}"
@@ -189,7 +190,7 @@ class Decoding:
             self.said.append(tuple(each.tokens))
         return taken // sum(len(each.tokens) - 1 for each in going)
 
-    def _begin(self, number: int) -> Running:
+    def _begin(self, number: int) -> Sequence:
         tokens = self.bench.tokenizer.encode(OPENINGS[number % len(OPENINGS)])
         new = self.bench.scale.new_tokens + 1
         prompt = self.runner.prompt(tokens)
@@ -252,7 +253,7 @@ def lane_rows(bench: Bench) -> list[Ratio]:
     ]  # fmt: skip
 
 
-def check_same(*runs: Sequence[tuple[int, ...]]) -> None:
+def check_same(*runs: abc.Sequence[tuple[int, ...]]) -> None:
     """Confirm that a request says the same whatever the number of lanes."""
     # Batches of two sizes round differently, and a near-tie may part them: the first token alone.
     assert len({tuple(said[0] for said in run) for run in runs}) == 1, "lanes change what is said"

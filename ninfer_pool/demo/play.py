@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ninfer_pool.demo.scenarios import Scenario, Script, ScriptedRequest
-from ninfer_pool.runner import TINY, Outcome, Runner, Scheduler
+from ninfer_pool.runner import TINY, RequestOutput, Runner, Scheduler
 from ninfer_pool.runner.chat import Chat
 
 KV_BUDGET = "128MiB"
@@ -110,18 +110,18 @@ class Stage:
         )
         return Scheduler(runner)
 
-    def _serve(self, engine: Scheduler, ask: ScriptedRequest, setting: Setting) -> Outcome:
-        asked = self._chat.ask(ask.messages, tools=ask.tools, enable_thinking=False)
+    def _serve(self, engine: Scheduler, ask: ScriptedRequest, setting: Setting) -> RequestOutput:
+        asked = self._chat.render(ask.messages, tools=ask.tools, enable_thinking=False)
         prompt = engine.runner.prompt(asked.tokens, boundaries=asked.boundaries)
         retain = ask.retain or setting.entries is None  # a lane is overwritten, whoever asks
         return engine.generate(prompt, max_tokens=ask.max_tokens, retain=retain)
 
-    def _text(self, runner: Runner, outcome: Outcome) -> str:
-        return runner.tokenizer.decode(outcome.generation.tokens).strip()
+    def _text(self, runner: Runner, outcome: RequestOutput) -> str:
+        return runner.tokenizer.decode(outcome.tokens).strip()
 
 
-def _served(ask: ScriptedRequest, outcome: Outcome) -> PlayedRequest:
-    made = outcome.generation
+def _served(ask: ScriptedRequest, outcome: RequestOutput) -> PlayedRequest:
+    made = outcome
     return PlayedRequest(
         label=ask.label,
         prompt_tokens=made.prompt_tokens,

@@ -10,8 +10,8 @@ try:
     from ninfer_pool.runner.chat import Chat, Rendered
     from ninfer_pool.runner.media import Media, media_digest
     from ninfer_pool.runner.model import Model
-    from ninfer_pool.runner.runner import Runner
     from ninfer_pool.runner.request import Request, RequestOutput, Sequence
+    from ninfer_pool.runner.runner import Runner
     from ninfer_pool.runner.sampling import Sampling
     from ninfer_pool.runner.scheduler import Scheduler
     from ninfer_pool.runner.tokenizer import Tokenizer

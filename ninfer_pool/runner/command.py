@@ -1,4 +1,4 @@
-"""`ninfer-pool generate`: ask a model, watch the text come, see what was reused."""
+"""`ninfer-pool generate`: rendered a model, watch the text come, see what was reused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.errors import UsageError
-from ninfer_pool.runner import TINY, Ask, Chat, Generation, Runner, Running, Sampling
+from ninfer_pool.runner import TINY, Chat, Rendered, RequestOutput, Runner, Sampling, Sequence
 from ninfer_pool.runner.loading import load_runner
 
 
@@ -18,17 +18,17 @@ def generate(args: argparse.Namespace) -> None:
 
     Raises:
         PoolError: one line that says what is wrong; nothing was printed to stdout then.
-        KeyboardInterrupt: Ctrl-C; what was running is cancelled.
+        KeyboardInterrupt: Ctrl-C; what was sequence is cancelled.
     """
     text = prompt_text(args.prompt)
     sampling = sampling_of(args)
     runner = load(args)
     prompt, opening = raw(runner, text) if args.raw else chat(runner, text, args)
     for number in range(args.repeat):
-        running = start(runner, prompt, sampling=sampling, max_tokens=args.max_tokens)
+        sequence = start(runner, prompt, sampling=sampling, max_tokens=args.max_tokens)
         if not number:
             print(f"{args.model or TINY.name}: {runner.capacity}", file=sys.stderr)
-        answer(runner, running, opening=opening)
+        answer(runner, sequence, opening=opening)
 
 
 def prompt_text(words: list[str]) -> str:
@@ -92,8 +92,8 @@ def load(args: argparse.Namespace) -> Runner:
 
 def raw(runner: Runner, text: str) -> tuple[Prompt, str]:
     """Return the text itself as a prompt, without a chat template; nothing opens its answer."""
-    ask = Ask.raw(runner.tokenizer.encode(text))
-    return runner.prompt(ask.tokens, boundaries=ask.boundaries), ""
+    rendered = Rendered.raw(runner.tokenizer.encode(text))
+    return runner.prompt(rendered.tokens, boundaries=rendered.boundaries), ""
 
 
 def chat(runner: Runner, text: str, args: argparse.Namespace) -> tuple[Prompt, str]:
@@ -109,42 +109,43 @@ def chat(runner: Runner, text: str, args: argparse.Namespace) -> tuple[Prompt, s
         raise UsageError("--model: it has no chat template; ask with --raw")
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     switches: dict[str, Any] = {} if args.thinking else {"enable_thinking": False}
-    ask = Chat(runner.tokenizer).ask([*system, {"role": "user", "content": text}], **switches)
-    prompt = runner.prompt(ask.tokens, boundaries=ask.boundaries)
-    return prompt, "<think>\n" if ask.thinking else ""
+    messages = [*system, {"role": "user", "content": text}]
+    rendered = Chat(runner.tokenizer).render(messages, **switches)
+    prompt = runner.prompt(rendered.tokens, boundaries=rendered.boundaries)
+    return prompt, "<think>\n" if rendered.thinking else ""
 
 
-def start(runner: Runner, prompt: Prompt, *, sampling: Sampling, max_tokens: int) -> Running:
+def start(runner: Runner, prompt: Prompt, *, sampling: Sampling, max_tokens: int) -> Sequence:
     """Admit a request.
 
     Raises:
         PromptError: it is longer than the model's context.
         UsageError: it does not fit the slab.
     """
-    running = runner.start(prompt, sampling=sampling, max_tokens=max_tokens)
-    if running is None:
+    sequence = runner.start(prompt, sampling=sampling, max_tokens=max_tokens)
+    if sequence is None:
         raise UsageError(f"--kv-budget: no room for {len(prompt)} + {max_tokens} tokens; give more")
-    return running
+    return sequence
 
 
-def answer(runner: Runner, running: Running, *, opening: str = "") -> None:
+def answer(runner: Runner, sequence: Sequence, *, opening: str = "") -> None:
     """Run one request, print its text as it comes and then what it took."""
     try:
         sys.stdout.write(opening)
-        show(runner, running, sys.stdout)
-        runner.finish(running)
+        show(runner, sequence, sys.stdout)
+        runner.finish(sequence)
     finally:
-        runner.cancel(running)
-        print(summary(running.result()), file=sys.stderr)
+        runner.cancel(sequence)
+        print(summary(sequence.output()), file=sys.stderr)
 
 
-def show(runner: Runner, running: Running, out: TextIO) -> None:
+def show(runner: Runner, sequence: Sequence, out: TextIO) -> None:
     """Write a request's text as it comes, stop tokens and halves of characters left out."""
     stream, given = runner.tokenizer.stream(), 0
     try:
-        for _ in steps(runner, running):
-            new, given = running.tokens[given:], len(running.tokens)
-            kept = [token for token in new if token not in running.stop_tokens]
+        for _ in steps(runner, sequence):
+            new, given = sequence.tokens[given:], len(sequence.tokens)
+            kept = [token for token in new if token not in sequence.stop_tokens]
             out.write("".join(map(stream.push, kept)))
             out.flush()
     finally:
@@ -152,17 +153,17 @@ def show(runner: Runner, running: Running, out: TextIO) -> None:
         out.flush()
 
 
-def steps(runner: Runner, running: Running) -> Iterator[None]:
+def steps(runner: Runner, sequence: Sequence) -> Iterator[None]:
     """Run a request to its end, yielding whenever there are new tokens."""
-    while not running.ready:
-        runner.prefill(running)
+    while not sequence.ready:
+        runner.prefill(sequence)
     yield
-    while running.finish is None:
-        runner.decode([running])
+    while sequence.finish is None:
+        runner.decode([sequence])
         yield
 
 
-def summary(made: Generation) -> str:
+def summary(made: RequestOutput) -> str:
     """Return what one request took and what it reused, in one line."""
     exact = ", exact" if made.exact and made.reused else ""
     parts = [

@@ -10,31 +10,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ninfer_pool.errors import PromptError
+from ninfer_pool.runner.encoder import NOTHING, RenderedText, any_of
 
 NONCHARACTERS = tuple(map(chr, itertools.chain(range(0xFDD0, 0xFDF0), (0xFFFE, 0xFFFF))))
 """Characters that no text should hold, so that most requests leave the first of them free."""
 FIXED = ("role", "type")
 """Keys whose values a template compares with its own words, or builds control tokens from."""
-NOTHING = re.compile(r"(?!)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedText:
-    """A rendered prompt without marks, and the positions of characters that had one."""
-
-    text: str
-    own: tuple[int, ...] = ()
-
-    def is_own(self, begin: int, end: int) -> bool:
-        """Say whether the request wrote any character that is known to be its own in there."""
-        at = bisect_left(self.own, begin)
-        return at < len(self.own) and self.own[at] < end
 
 
 class ControlTokenGuard:
@@ -54,6 +39,18 @@ class ControlTokenGuard:
         self._last = _one_of({token[-1] for token in self._controls})
         self._longest = max(map(len, self._controls), default=0)
         self._joined = "\0".join(self._controls)
+
+    def mark_all(
+        self, messages: Any, tools: Any, switches: Mapping[str, Any]
+    ) -> tuple[str, tuple[Any, Any, dict[str, Any]]]:
+        """Return a mark that a chat does not contain, and its three parts, marked.
+
+        Raises:
+            PromptError: as `free_mark`.
+        """
+        mark = self.free_mark(messages, tools, switches)
+        named = {name: self.marked(value, mark, key="type") for name, value in switches.items()}
+        return mark, (self.marked(messages, mark), self.marked(tools, mark), named)
 
     def free_mark(self, *values: Any) -> str:
         """Return a character that plain JSON does not hold.
@@ -121,12 +118,6 @@ def unmarked(text: str, mark: str) -> RenderedText:
     parts = text.split(mark)
     ends = itertools.accumulate(map(len, parts[:-1]))
     return RenderedText(text="".join(parts), own=tuple(ends))
-
-
-def any_of(strings: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern of any of the strings, the longest where several begin at one place."""
-    ordered = sorted(set(strings), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered))) if ordered else NOTHING
 
 
 def _one_of(characters: set[str]) -> re.Pattern[str]:

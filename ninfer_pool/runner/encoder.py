@@ -7,10 +7,12 @@ remembered, and the parts joined are what the whole text encodes to.
 
 from __future__ import annotations
 
+import re
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -18,13 +20,42 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from ninfer_pool.runner.control_tokens import RenderedText, any_of
-from ninfer_pool.runner.tokenizer import encode
-
 MEMORY_BYTES = 16 << 20
 """Bytes of remembered stretches, text and ids, that an `Encoder` holds at most."""
 PROBES = ("a", " a", "a ", "é", "e\u0301", "\n", " ", "▁", "A b")
 """Texts beside an added token: encoded alone they must give what they give there."""
+
+
+NOTHING = re.compile(r"(?!)")
+
+
+def encode(inner: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    """Encode a text, no token added, while other threads run: `encode` alone would block them."""
+    return inner.encode_batch([text], add_special_tokens=False)[0]
+
+
+def any_of(strings: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of any of the strings, the longest where several begin at one place."""
+    ordered = sorted(set(strings), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedText:
+    """A template's output, and the positions of characters known to be the request's own."""
+
+    text: str
+    own: tuple[int, ...] = ()
+
+    def is_own(self, begin: int, end: int) -> bool:
+        """Return whether the request wrote a character in there that could be a control token's."""
+        at = bisect_left(self.own, begin)
+        return at < len(self.own) and self.own[at] < end
+
+    def foreign(self, pattern: re.Pattern[str]) -> list[int]:
+        """Return where the template itself wrote matches of a pattern."""
+        found = pattern.finditer(self.text)
+        return [match.start() for match in found if not self.is_own(*match.span())]
 
 
 class Piece(NamedTuple):
@@ -77,6 +108,17 @@ class Encoded:
         piece = self._pieces[index]
         offsets, within = self._spans(index), position - piece.first
         return piece.begin + (offsets[within][0] if within < len(offsets) else len(piece.text))
+
+    def boundaries(self, kinds: Mapping[int, str]) -> tuple[tuple[int, str], ...]:
+        """Return boundaries by token, ascending, for kinds by character; none at 0."""
+        found: dict[int, str] = {}
+        for character, kind in sorted(kinds.items()):
+            # A junction was requested: as near as a whole token allows.
+            junction = kind == "junction"
+            position = self.whole_before(character) if junction else self.position(character)
+            if position:
+                found.setdefault(position, kind)
+        return tuple(found.items())
 
     def _tokens_before(self, index: int, within: int) -> int | None:
         piece = self._pieces[index]

@@ -78,9 +78,7 @@ def check_request(limits: Limits, prompt: Prompt, *, max_tokens: int, media: Med
     tokens = prompt.tokens
     total = len(tokens) + max_tokens
     if total > limits.context:
-        raise ContextError(
-            prompt_tokens=len(tokens), max_tokens=max_tokens, context=limits.context
-        )
+        raise ContextError(prompt_tokens=len(tokens), max_tokens=max_tokens, context=limits.context)
     largest = int(tokens.max())
     if largest >= limits.vocabulary:
         raise PromptError(f"tokens: id {largest}; needs ids below {limits.vocabulary}")

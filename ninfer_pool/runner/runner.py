@@ -24,9 +24,9 @@ from ninfer_pool.kernels import PAGE_TOKENS
 from ninfer_pool.runner.capacity import Capacity, pages_for
 from ninfer_pool.runner.defaults import context_of, dtypes_of
 from ninfer_pool.runner.executor import Executor, Turn, layout_of
+from ninfer_pool.runner.media import NO_MEDIA, Media
 from ninfer_pool.runner.model import Model
 from ninfer_pool.runner.payload import SlabPayload
-from ninfer_pool.runner.media import NO_MEDIA, Media
 from ninfer_pool.runner.request import (
     GREEDY,
     MAX_TOKENS,

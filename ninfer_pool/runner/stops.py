@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ninfer_pool.errors import PromptError
 from ninfer_pool.runner.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ class StopStrings:
         PromptError: no list of strings, or an empty one among them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, strings: Iterable[str]) -> None:
         if isinstance(strings, str) or not isinstance(strings, Sequence):
             raise PromptError(f"stop_strings: {strings!r}; needs a list of strings")
         for index, text in enumerate(strings):

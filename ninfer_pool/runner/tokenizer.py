@@ -11,13 +11,9 @@ from tokenizers.decoders import DecodeStream
 
 from ninfer_pool.errors import ModelError
 from ninfer_pool.runner.chat_template import ChatTemplate
+from ninfer_pool.runner.encoder import encode
 
 FILE = "tokenizer.json"
-
-
-def encode(inner: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
-    """Encode a text, no token added, while other threads go on: `encode` alone would hold them."""
-    return inner.encode_batch([text], add_special_tokens=False)[0]
 
 
 class Tokenizer:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
+from ninfer_pool.runner.stops import StopFilter, held_back
 from ninfer_pool.server.calls import Piece, Reasoning, Text
-from ninfer_pool.server.stops import Stops, held_back
 from ninfer_pool.server.tool_calls import CLOSE, OPEN, ToolCalls, unfinished
 
 THINK, THOUGHT = "<think>", "</think>"
@@ -47,7 +47,7 @@ class OutputParser:
         stop: Sequence[str] = (),
         raw: bool = False,
     ) -> None:
-        self._stops = Stops(stop)
+        self._stops = StopFilter(stop)
         self._thinking = thinking
         self._calls = ToolCalls(tools) if tools and parse_tools and not raw else None
         self._part = _Part.ANSWER if raw else _Part.START

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ninfer_pool.core.prompt import Prompt
-from ninfer_pool.runner import Ask, Generation, Handle, Tokenizer, unserved
+from ninfer_pool.runner import Rendered, RequestOutput, Tokenizer
+from ninfer_pool.runner import Request as Submitted
 from ninfer_pool.server.calls import Call, Piece, Reasoning, Report, Start
 from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.output_parser import OutputParser
@@ -25,7 +26,7 @@ class Asked:
     """A call with its prompt; ``arrived`` since the epoch, and by the clock that measures."""
 
     call: Call
-    ask: Ask
+    ask: Rendered
     prompt: Prompt
     arrived: tuple[float, float]
 
@@ -54,7 +55,7 @@ class Request:
     ) -> None:
         self.asked = asked
         self.number = number
-        self.handle: Handle | None = None
+        self.handle: Submitted | None = None
         self.logged: Any = None
         """What the request log knows it by."""
         self.tokens: list[int] = []
@@ -104,18 +105,18 @@ class Request:
         if handle is None or self._over:
             return
         ended = handle.ended  # asked first: what is there afterwards is all
-        if handle.running is not None and not self._started:
+        if handle.sequence is not None and not self._started:
             self._started = True
-            running = handle.running
+            running = handle.sequence
             cached = running.lease.start
-            self._out.put_nowait(Start(prompt_tokens=len(running.prompt), cached_tokens=cached))
+            self._out.put_nowait(Start(prompt_tokens=len(handle.prompt), cached_tokens=cached))
         if not self._broken:
             self._speak(handle, last=ended)
         if ended:
             self._over = True
             self._end(handle)
 
-    def _speak(self, handle: Handle, *, last: bool) -> None:
+    def _speak(self, handle: Submitted, *, last: bool) -> None:
         """Pass the new tokens on as pieces; a fault of ours must not leave anybody waiting."""
         try:
             for token in handle.take():
@@ -129,16 +130,16 @@ class Request:
             handle.cancel()
             self._out.put_nowait(ApiError(500, FAULT))
 
-    def _take(self, handle: Handle, token: int) -> None:
+    def _take(self, handle: Submitted, token: int) -> None:
         self.tokens.append(token)
-        if handle.running is not None and token in handle.running.stop_tokens:
+        if handle.sequence is not None and token in handle.sequence.stop_tokens:
             return
         for piece in self._parser.push(self._text.push(token)):
             if isinstance(piece, Reasoning):
                 self._thought = len(self.tokens)
             self._out.put_nowait(piece)
 
-    def _end(self, handle: Handle) -> None:
+    def _end(self, handle: Submitted) -> None:
         last: Report | ApiError = ApiError(500, FAULT)
         try:
             report, last = self._outcome(handle)
@@ -148,19 +149,17 @@ class Request:
         finally:
             self._out.put_nowait(last)
 
-    def _outcome(self, handle: Handle) -> tuple[Report, Report | ApiError]:
+    def _outcome(self, handle: Submitted) -> tuple[Report, Report | ApiError]:
         """What came of it, and what its client is told."""
         try:
-            outcome = handle.result(timeout=0)
+            output = handle.result(timeout=0)
         except Exception as error:
-            running = handle.running
-            made = unserved(handle, "error") if running is None else running.result()
-            report = self._report(handle, made, queued=0.0, finish="error")
+            report = self._report(handle, handle.output("error"), queued=0.0, finish="error")
             LOGGER.error("request %d failed", self.number, exc_info=error)
             return report, ApiError(500, "the engine failed; the server's log says why")
-        made, finish = outcome.generation, "error" if self._broken else None
-        report = self._report(handle, made, queued=outcome.queued_seconds, finish=finish)
-        return report, self._refusal(report) if made.finish == "refused" else report
+        finish = "error" if self._broken else None
+        report = self._report(handle, output, queued=output.queued_seconds, finish=finish)
+        return report, self._refusal(report) if output.finish == "refused" else report
 
     def _refusal(self, report: Report) -> ApiError:
         why = self.handle.refusal if self.handle is not None else None
@@ -170,11 +169,11 @@ class Request:
         return ApiError(503, f"{told}; unpin or remove something that is retained")
 
     def _report(
-        self, handle: Handle, made: Generation, *, queued: float, finish: str | None = None
+        self, handle: Submitted, made: RequestOutput, *, queued: float, finish: str | None = None
     ) -> Report:
-        running, call = handle.running, self.asked.call
+        sequence, call = handle.sequence, self.asked.call
         now, (arrived, begun) = time.perf_counter(), self.asked.arrived
-        first = running.first if running is not None and running.first else now
+        first = sequence.first if sequence is not None and sequence.first else now
         return Report(
             number=self.number,
             endpoint=call.endpoint,
@@ -182,14 +181,14 @@ class Request:
             cached_tokens=made.reused,
             output_tokens=len(made.tokens),
             reasoning_tokens=self._thought,
-            retained_tokens=running.lease.retained if running is not None else 0,
+            retained_tokens=made.retained,
             reuse=made.reuse,
             reason=made.reason,
             exact=made.exact,
             finish=finish or made.finish,
             stop_string=self._parser.stop_string,
             key=made.key,
-            lane=running.lane if running is not None else None,
+            lane=made.lane,
             drafted=made.drafted,
             accepted=made.accepted,
             arrived=arrived,
@@ -199,14 +198,5 @@ class Request:
             seconds=now - begun,
             stream=call.stream,
             control=call.control,
-            tier=tier_of(handle),
+            tier=made.tier,
         )
-
-
-def tier_of(handle: Handle) -> str | None:
-    """Return the tier where what a request resumed lay when it came; None: it resumed nothing."""
-    running = handle.running
-    if running is None or not running.lease.start:
-        return None
-    tier = running.lease.explanation.tier or "device"
-    return "disk" if handle.fetched and tier == "host" else tier

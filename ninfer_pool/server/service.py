@@ -12,8 +12,8 @@ import numpy as np
 
 from ninfer_pool.core.results import Explanation
 from ninfer_pool.errors import PoolError, PromptError
-from ninfer_pool.runner import Ask, Chat, Runner, Scheduler
-from ninfer_pool.runner.requests import check_request
+from ninfer_pool.runner import Chat, Rendered, Runner, Scheduler
+from ninfer_pool.runner.request import ContextError
 from ninfer_pool.server.calls import Call, Report
 from ninfer_pool.server.errors import ApiError, context_exceeded
 from ninfer_pool.server.metrics import Metrics
@@ -106,11 +106,11 @@ class Service:
                 code="model_not_found",
             )
 
-    def _render(self, call: Call) -> Ask:
+    def _render(self, call: Call) -> Rendered:
         if call.text is None:
             if self.chat is None:
                 raise PromptError("messages: the model has no chat template; use /v1/completions")
-            return self.chat.ask(
+            return self.chat.render(
                 call.messages,
                 tools=call.tools,
                 breakpoints=call.breakpoints,
@@ -120,7 +120,7 @@ class Service:
         tokens = self.runner.tokenizer.encode(text) if isinstance(text, str) else text
         if not tokens:
             raise PromptError("prompt: empty; needs at least one token")
-        return Ask.raw(tokens)
+        return Rendered.raw(tokens)
 
     def explain(self, asked: Asked) -> Explanation:
         """Say why a request would hit as deep as it would."""
@@ -143,15 +143,23 @@ class Service:
         self._check_open()
         if self.engine.queued >= self.settings.max_queue:
             raise ApiError(503, f"{self.engine.queued} requests wait already; try later")
-        self._check_length(asked)
         request = Request(
             asked, number=next(self._numbers), tokenizer=self.runner.tokenizer, done=self._done
         )
-        wishes = self._wishes(asked)
         try:
-            check_request(self.runner, asked.prompt, **wishes)
+            request.handle = self.engine.submit(
+                asked.prompt, notify=request.notify, hint=_hint(asked), **self._wishes(asked)
+            )
+        except ContextError as error:
+            raise context_exceeded(
+                prompt_tokens=error.prompt_tokens,
+                max_tokens=error.max_tokens,
+                context=error.context,
+                param="messages" if asked.call.text is None else "prompt",
+            ) from None
         except PoolError as error:
             raise ApiError.of(error) from None
+        self.live[request.number] = request
         if self._log is not None:
             control = asked.call.control
             request.logged = self._log.arrive(
@@ -161,31 +169,12 @@ class Service:
                 hint=control.hint,
                 endpoint=asked.call.endpoint,
             )
-        self.live[request.number] = request
-        try:
-            request.handle = self.engine.submit(
-                asked.prompt, notify=request.notify, hint=_hint(asked), **wishes
-            )
-        except PoolError as error:
-            del self.live[request.number]
-            raise ApiError.of(error) from None
         return request
 
     def _check_open(self) -> None:
         if self.engine.stopping:
             failed = self.engine.failure is not None
             raise ApiError(503, "the engine has failed" if failed else "the server is stopping")
-
-    def _check_length(self, asked: Asked) -> None:
-        prompt, wanted = len(asked.prompt), self._max_tokens(asked)
-        context = self.runner.max_context
-        if prompt + wanted > context:
-            raise context_exceeded(
-                prompt_tokens=prompt,
-                max_tokens=wanted,
-                context=context,
-                param="messages" if asked.call.text is None else "prompt",
-            )
 
     def _wishes(self, asked: Asked) -> dict[str, Any]:
         call, settings = asked.call, self.settings
@@ -214,8 +203,8 @@ class Service:
         self.live.pop(request.number, None)
         handle = request.handle
         parted = None
-        if handle is not None and handle.running is not None:
-            parted = handle.running.lease.explanation.diverged_at
+        if handle is not None and handle.sequence is not None:
+            parted = handle.sequence.lease.explanation.diverged_at
         # Rendering again can wait until the client has its answer; whoever asks comes later still.
         asyncio.get_running_loop().call_soon(self._remember, request, report, parted)
         self.metrics.note(report)

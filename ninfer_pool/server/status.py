@@ -11,7 +11,7 @@ from ninfer_pool.core.results import EntryInfo, TierStats, reuse_of
 from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.pool_metrics import bytes_by_use
 from ninfer_pool.server.recent import Past
-from ninfer_pool.server.request import Asked, Request, tier_of
+from ninfer_pool.server.request import Asked, Request
 from ninfer_pool.server.service import Service
 
 MOST_ENTRIES = 256
@@ -105,7 +105,7 @@ def _tier(stats: TierStats, salt: str | None) -> dict[str, Any]:
 def _lanes(service: Service, salt: str | None) -> list[dict[str, Any]]:
     lanes = [_lane(lane, "idle") for lane in range(service.runner.pool.config.lanes)]
     for request in list(service.live.values()):
-        running = request.handle.running if request.handle is not None else None
+        running = request.handle.sequence if request.handle is not None else None
         if running is not None and not running.lease.ended:
             mine = request.asked.call.control.salt == salt
             lanes[running.lane] = _busy(request) if mine else _lane(running.lane, "busy")
@@ -120,18 +120,18 @@ def _lane(lane: int, state: str) -> dict[str, Any]:
 
 def _busy(request: Request) -> dict[str, Any]:
     assert request.handle is not None
-    running = request.handle.running
+    running = request.handle.sequence
     assert running is not None
     return {
         "lane": running.lane,
         "state": "decode" if running.ready else "prefill",
         "request": request.number,
-        "prompt_tokens": len(running.prompt),
+        "prompt_tokens": len(request.asked.prompt),
         "cached_tokens": running.lease.start,
         "position": running.lease.frontier,
         "output_tokens": len(running.tokens),
         "reuse": running.lease.reuse,
-        "tier": tier_of(request.handle),
+        "tier": running.tier,
     }
 
 

@@ -11,7 +11,7 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from ninfer_pool.runner import TINY, Ask, Chat, Tokenizer
+from ninfer_pool.runner import TINY, Chat, Rendered, Tokenizer
 from ninfer_pool.runner.chat_template import ChatTemplate
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -129,7 +129,7 @@ def chat(kind: str) -> Chat:
     return Chat(tokenizer(kind))
 
 
-def heads(kind: str, ask: Ask) -> list[tuple[str, str]]:
+def heads(kind: str, ask: Rendered) -> list[tuple[str, str]]:
     """The kind of each boundary and all text before it."""
     tokens = ask.tokens
     return [(name, told(kind, tokens[:position])) for position, name in ask.boundaries]

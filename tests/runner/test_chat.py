@@ -18,7 +18,7 @@ pytest.importorskip("jinja2")
 from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.errors import PromptError
-from ninfer_pool.runner import TINY, Ask, Chat, Tokenizer
+from ninfer_pool.runner import TINY, Chat, Rendered, Tokenizer
 from ninfer_pool.runner.chat_template import ChatTemplate
 from tests.runner.chats import (
     KINDS,
@@ -43,7 +43,7 @@ THINKS = ("shipped", "chatml")
 
 
 def test_boundaries_of_the_shipped_template() -> None:
-    ask = chat("shipped").ask([SYSTEM, user("Well?"), says("Yes."), user("So?")])
+    ask = chat("shipped").render([SYSTEM, user("Well?"), says("Yes."), user("So?")])
     system = "<|im_start|>system\nBe brief.<|im_end|>\n"
     first = system + "<|im_start|>user\nWell?<|im_end|>\n"
     second = first + "<|im_start|>assistant\nYes.<|im_end|>\n<|im_start|>user\nSo?<|im_end|>\n"
@@ -60,7 +60,7 @@ def test_boundaries_of_the_shipped_template() -> None:
 
 def test_the_prologue_without_thinking_is_the_whole_of_it() -> None:
     for kind in THINKS:
-        ask = chat(kind).ask([user("Well?")], enable_thinking=False)
+        ask = chat(kind).render([user("Well?")], enable_thinking=False)
         text = told(kind, ask.tokens)
         assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
         assert heads(kind, ask)[-1] == ("response", text)
@@ -68,13 +68,13 @@ def test_the_prologue_without_thinking_is_the_whole_of_it() -> None:
 
 
 def test_a_template_that_leaves_thinking_to_the_model_has_no_prologue() -> None:
-    ask = chat("chatml").ask([user("Well?")])
+    ask = chat("chatml").render([user("Well?")])
     assert [kind for _, kind in ask.boundaries] == ["history", "turn"]
     assert not ask.thinking
 
 
 def test_headers_around_a_role_and_a_system_part_that_is_always_there() -> None:
-    ask = chat("headers").ask([user("Well?"), says("Yes."), user("So?")])
+    ask = chat("headers").render([user("Well?"), says("Yes."), user("So?")])
     opening = "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
     system = opening + "Knowledge ends in 2023.\n\n<|eot_id|>"
     answer = "<|start_header_id|>assistant<|end_header_id|>\n\n"
@@ -91,13 +91,13 @@ def test_headers_around_a_role_and_a_system_part_that_is_always_there() -> None:
 
 
 def test_without_a_generation_prompt_what_ends_a_question_opens_the_answer() -> None:
-    ask = chat("instructions").ask([user("Well?"), says("Yes."), user("So?")])
+    ask = chat("instructions").render([user("Well?"), says("Yes."), user("So?")])
     first, second = "<s>[INST] Well? [/INST]", "<s>[INST] Well? [/INST] Yes.</s>[INST] So? [/INST]"
     assert heads("instructions", ask) == [("turn", first), ("turn", second)]
 
 
 def test_without_control_tokens_words_are_headers() -> None:
-    ask = chat("words").ask([user("Well?"), says("Yes."), user("So?")])
+    ask = chat("words").render([user("Well?"), says("Yes."), user("So?")])
     assert [kind for kind, _ in heads("words", ask)] == ["history", "turn"] * 2
     assert heads("words", ask)[1] == ("turn", "User: Well?\nAssistant: ")
 
@@ -108,7 +108,7 @@ def test_tools_and_system_text_end_where_messages_begin(kind: str) -> None:
     for system, given_tools in itertools.product(([], [SYSTEM]), ([], tools)):
         if kind in ("instructions", "words") and (system or given_tools):
             continue
-        ask = chat(kind).ask([*system, user("Well?")], tools=given_tools)
+        ask = chat(kind).render([*system, user("Well?")], tools=given_tools)
         found = [text for name, text in heads(kind, ask) if name == "system"]
         wanted = kind == "headers" or bool(system or given_tools)
         assert len(found) == wanted
@@ -125,14 +125,14 @@ def test_a_template_that_says_no_to_system_alone_still_has_its_end() -> None:
     whole = source + (TINY / "chat_template.jinja").read_text("utf-8")
     strict = Chat(Tokenizer(tokenizer("shipped").inner, chat_template=ChatTemplate(whole)))
     messages = [SYSTEM, user("Well?")]
-    assert strict.ask(messages).boundaries == chat("shipped").ask(messages).boundaries
+    assert strict.render(messages).boundaries == chat("shipped").render(messages).boundaries
     with pytest.raises(PromptError, match="no question"):
-        strict.ask([SYSTEM])
+        strict.render([SYSTEM])
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *WHOLE])
 def test_every_boundary_can_be_declared(kind: str) -> None:
-    ask = chat(kind).ask([user("a\n"), says("\n\nb"), user(" c "), says("  "), user("\n")])
+    ask = chat(kind).render([user("a\n"), says("\n\nb"), user(" c "), says("  "), user("\n")])
     space = Namespace(weights="w", kv_dtype="bf16")
     prompt = Prompt(ask.tokens, namespace=space, boundaries=ask.boundaries)
     assert len({position for position, _ in prompt.boundaries}) == len(ask.boundaries)
@@ -145,7 +145,7 @@ def test_every_boundary_can_be_declared(kind: str) -> None:
 
 def test_a_boundary_inside_a_token_is_left_out() -> None:
     early = [user("Well?"), says("\n\nYes."), user("So?")]
-    kinds = [kind for kind, _ in heads("chatml", chat("chatml").ask(early))]
+    kinds = [kind for kind, _ in heads("chatml", chat("chatml").render(early))]
     assert kinds == ["history", "history", "turn"]  # the header's line feed begins a token of two
 
 
@@ -172,7 +172,7 @@ LOOPS = (
 
 def check_canonical(kind: str, first: Any, second: Any, **options: Any) -> None:
     """Boundaries up to where two prompts part are the same in both."""
-    one, other = (chat(kind).ask(messages, **options) for messages in (first, second))
+    one, other = (chat(kind).render(messages, **options) for messages in (first, second))
     size = min(len(one.tokens), len(other.tokens))
     differs = np.nonzero(one.tokens[:size] != other.tokens[:size])[0]
     shared = int(differs[0]) if len(differs) else size
@@ -231,7 +231,7 @@ LONG = [
 
 
 def junctions(*breakpoints: tuple[int, int]) -> list[str]:
-    ask = chat("shipped").ask(LONG, tools=[tool("look")], breakpoints=breakpoints)
+    ask = chat("shipped").render(LONG, tools=[tool("look")], breakpoints=breakpoints)
     return [text for kind, text in heads("shipped", ask) if kind == "junction"]
 
 
@@ -257,30 +257,30 @@ def test_a_breakpoint_is_the_end_of_a_part_or_of_its_message(
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_in_parts_is_rendered_as_one_string(kind: str) -> None:
     several = user([{"type": "text", "text": "Well"}, {"type": "text", "text": ", you?"}])
-    ask = chat(kind).ask([several], breakpoints=[(0, 0)])
+    ask = chat(kind).render([several], breakpoints=[(0, 0)])
     assert told(kind, ask.tokens) == rendered(kind, [user("Well, you?")])
     (text,) = (text for name, text in heads(kind, ask) if name == "junction")
     assert text.endswith("Well")
 
 
 def test_a_breakpoint_at_a_history_point_takes_its_place() -> None:
-    bare = chat("shipped").ask(LONG, tools=[tool("look")])
-    ask = chat("shipped").ask(LONG, tools=[tool("look")], breakpoints=[(1, 1), (6, 0)])
+    bare = chat("shipped").render(LONG, tools=[tool("look")])
+    ask = chat("shipped").render(LONG, tools=[tool("look")], breakpoints=[(1, 1), (6, 0)])
     assert [at for at, _ in ask.boundaries] == [at for at, _ in bare.boundaries]
     changed = [(a[1], b[1]) for a, b in zip(bare.boundaries, ask.boundaries, strict=True) if a != b]
     assert changed == [("history", "junction")] * 2
 
 
 def test_the_end_of_tools_and_system_stays_a_system_point() -> None:
-    ask = chat("shipped").ask(LONG, tools=[tool("look")], breakpoints=[(-1, 0), (0, 1)])
-    assert ask.boundaries == chat("shipped").ask(LONG, tools=[tool("look")]).boundaries
+    ask = chat("shipped").render(LONG, tools=[tool("look")], breakpoints=[(-1, 0), (0, 1)])
+    assert ask.boundaries == chat("shipped").render(LONG, tools=[tool("look")]).boundaries
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_breakpoint_ends_a_message_in_any_template(kind: str) -> None:
     messages = [user("Well?"), says("Yes."), user("So?")]
     for index, said in enumerate(("Well?", "Yes.", "So?")):
-        ask = chat(kind).ask(messages, breakpoints=[(index, 0)])
+        ask = chat(kind).render(messages, breakpoints=[(index, 0)])
         (text,) = (text for name, text in heads(kind, ask) if name == "junction")
         assert said in text
         assert not any(later in text for later in ("Well?", "Yes.", "So?")[index + 1 :])
@@ -296,7 +296,7 @@ def test_a_breakpoint_beyond_the_messages_is_a_mistake() -> None:
 
 def parts(kind: str, messages: Sequence[Any], **options: Any) -> dict[str, str]:
     """The text of each part of a prompt."""
-    ask, found = chat(kind).ask(messages, **options), dict[str, list[int]]()
+    ask, found = chat(kind).render(messages, **options), dict[str, list[int]]()
     for position, token in enumerate(ask.tokens):
         found.setdefault(ask.part_at(position), []).append(int(token))
     assert ask.part_at(len(ask.tokens)) == "generation_prompt"
@@ -334,10 +334,10 @@ def test_messages_that_a_template_looks_into_are_told_apart(kind: str) -> None:
 
 
 def test_a_prompt_of_no_chat_is_one_part() -> None:
-    ask = Ask.raw([5, 6, 7])
+    ask = Rendered.raw([5, 6, 7])
     assert (ask.tokens.tolist(), ask.boundaries, ask.thinking) == ([5, 6, 7], ((3, "turn"),), False)
     assert ask.part_at(1) == "prompt"
-    assert Ask.raw([]).boundaries == ()
+    assert Rendered.raw([]).boundaries == ()
 
 
 # -- reasoning effort -------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_without_reasoning_effort_nothing_changes() -> None:
 
 def test_two_efforts_part_in_the_system_text() -> None:
     one, other = (
-        chat("shipped").ask([SYSTEM, user("x")], reasoning_effort=effort)
+        chat("shipped").render([SYSTEM, user("x")], reasoning_effort=effort)
         for effort in ("high", "low")
     )
     texts = [told("shipped", ask.tokens) for ask in (one, other)]

@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections import abc
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 
 from ninfer_pool import cli
 from ninfer_pool.errors import UsageError
-from ninfer_pool.runner import TINY, Runner, Running, Tokenizer, command
+from ninfer_pool.runner import TINY, Runner, Sequence, Tokenizer, command
 from tests.runner.models import random_folder
 
 pytest.importorskip("tokenizers")
@@ -118,12 +118,12 @@ def test_raw_text_is_continued_as_it_is(run: Terminal) -> None:
 
 
 def test_no_stop_token_is_printed(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    emit = Running.emit
+    emit = Sequence.emit
 
-    def ends_at_once(running: Running, new: Sequence[int]) -> None:
+    def ends_at_once(running: Sequence, new: abc.Sequence[int]) -> None:
         emit(running, [next(iter(running.stop_tokens))])
 
-    monkeypatch.setattr(Running, "emit", ends_at_once)
+    monkeypatch.setattr(Sequence, "emit", ends_at_once)
     made = run("Good morning.", *SMALL)
     assert made.out == "<think>\n\n"  # thoughts begin in the prompt, and end in the answer
     assert "1 new tokens (stop)" in made.err[1]
@@ -136,14 +136,14 @@ def test_a_character_of_several_tokens_comes_whole(
     assert tokenizer is not None
     left = tokenizer.encode("é😀 fin")
     assert len(left) > len("é😀 fin")
-    emit = Running.emit
+    emit = Sequence.emit
     written: list[str] = []
 
-    def speaks(running: Running, new: Sequence[int]) -> None:
+    def speaks(running: Sequence, new: abc.Sequence[int]) -> None:
         emit(running, [left.pop(0)])
         running.finish = None if left else "stop"
 
-    monkeypatch.setattr(Running, "emit", speaks)
+    monkeypatch.setattr(Sequence, "emit", speaks)
     monkeypatch.setattr(sys.stdout, "write", written.append)
     run("Good morning.", *SMALL)
     assert "".join(written) == "<think>\né😀 fin\n"

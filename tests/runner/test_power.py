@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from ninfer_pool.runner import Sequence
 from ninfer_pool.runner.runner import Runner
-from ninfer_pool.runner.running import Running
 from tests.runner.models import random_model
 from tests.runner.world import begin, make, serve
 
@@ -22,45 +22,45 @@ STEM = [(37 * i) % 198 + 1 for i in range(150)]
 OTHER = [(53 * i) % 198 + 1 for i in range(150)]
 NEXT = [(11 * i) % 198 + 1 for i in range(64)]
 
-Damage = Callable[[Runner, Running], None]
+Damage = Callable[[Runner, Sequence], None]
 
 
-def recurrent_zeroed(runner: Runner, running: Running) -> None:
+def recurrent_zeroed(runner: Runner, sequence: Sequence) -> None:
     """The recurrent state was not loaded."""
-    runner.store.state(running.lane).recurrent.zero_()
+    runner.store.state(sequence.lane).recurrent.zero_()
 
 
-def convolution_zeroed(runner: Runner, running: Running) -> None:
+def convolution_zeroed(runner: Runner, sequence: Sequence) -> None:
     """The convolution's columns were not loaded."""
-    runner.store.state(running.lane).conv.zero_()
+    runner.store.state(sequence.lane).conv.zero_()
 
 
-def anothers_state(runner: Runner, running: Running) -> None:
+def anothers_state(runner: Runner, sequence: Sequence) -> None:
     """The image of another request was loaded."""
-    _load(runner, running, OTHER)
+    _load(runner, sequence, OTHER)
 
 
-def one_token_stale(runner: Runner, running: Running) -> None:
+def one_token_stale(runner: Runner, sequence: Sequence) -> None:
     """The image was saved one token too early."""
-    _load(runner, running, STEM[:-1])
+    _load(runner, sequence, STEM[:-1])
 
 
-def _load(runner: Runner, running: Running, tokens: list[int]) -> None:
+def _load(runner: Runner, sequence: Sequence, tokens: list[int]) -> None:
     donors = make(runner.model, lanes=1)
     donor, _ = begin(donors, tokens, [(len(tokens), "turn")])
     while not donor.ready:
         donors.prefill(donor)
-    state, mine = donors.store.state(0), runner.store.state(running.lane)
+    state, mine = donors.store.state(0), runner.store.state(sequence.lane)
     mine.recurrent.copy_(state.recurrent)
     mine.conv.copy_(state.conv)
 
 
-def pages_swapped(runner: Runner, running: Running) -> None:
+def pages_swapped(runner: Runner, sequence: Sequence) -> None:
     """A KV page changed places with another request's."""
     other, _ = begin(runner, OTHER, [], max_tokens=1, lane=1)
     while not other.ready:
         runner.prefill(other)
-    running.table[0] = other.table[0]
+    sequence.table[0] = other.table[0]
 
 
 DAMAGES: list[Damage] = [
@@ -76,13 +76,14 @@ def resumed(damage: Damage | None) -> torch.Tensor:
     """Logits (64, vocab) of what follows the stem, resumed at its end, perhaps with damage."""
     runner = make(random_model(3, head_dim=64), lanes=2)
     serve(runner, STEM, [(150, "turn")], steps=1)
-    running, _ = begin(runner, [*STEM, *NEXT], [(150, "turn"), (214, "turn")], max_tokens=1, lane=0)
-    assert running.lease.start == 150
+    boundaries = [(150, "turn"), (214, "turn")]
+    sequence, _ = begin(runner, [*STEM, *NEXT], boundaries, max_tokens=1, lane=0)
+    assert sequence.lease.start == 150
     if damage is not None:
-        damage(runner, running)
+        damage(runner, sequence)
     seen: list[torch.Tensor] = []
-    while not running.ready:
-        runner.prefill(running, look=lambda _, hidden: seen.append(runner.model.logits(hidden)))
+    while not sequence.ready:
+        runner.prefill(sequence, look=lambda _, hidden: seen.append(runner.model.logits(hidden)))
     return torch.cat(seen)
 
 
@@ -104,9 +105,9 @@ def test_a_zeroed_hidden_tail_shows() -> None:
     """On a full hit the tail alone says what comes next."""
     runner = make(random_model(3, head_dim=64), lanes=1)
     right = serve(runner, STEM, [(150, "turn")], steps=1)
-    running, _ = begin(runner, STEM, [(150, "turn")], max_tokens=1)
-    assert running.lease.start == 150
-    assert torch.equal(runner.executor.tail_logits(running.lane), right.new[0])
-    runner.store.tails[running.lane] = 0
-    wrong = runner.executor.tail_logits(running.lane)
+    sequence, _ = begin(runner, STEM, [(150, "turn")], max_tokens=1)
+    assert sequence.lease.start == 150
+    assert torch.equal(runner.executor.tail_logits(sequence.lane), right.new[0])
+    runner.store.tails[sequence.lane] = 0
+    wrong = runner.executor.tail_logits(sequence.lane)
     assert (wrong - right.new[0]).norm() > 1000 * BOUND * right.new[0].norm()

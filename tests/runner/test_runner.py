@@ -15,8 +15,9 @@ from ninfer_pool.core.operations import LoadImage, Operation
 from ninfer_pool.runner.capacity import Capacity, pages_for
 from ninfer_pool.runner.defaults import dtypes_of
 from ninfer_pool.runner.executor import layout_of
+from ninfer_pool.runner.media import Media, media_digest
+from ninfer_pool.runner.request import Sequence
 from ninfer_pool.runner.runner import Runner
-from ninfer_pool.runner.running import Media, Running, media_digest
 from tests.runner.models import random_folder, random_model
 from tests.runner.world import Script, assert_same_bits, begin, make, serve
 
@@ -86,7 +87,7 @@ def test_an_image_that_cannot_be_written_is_never_offered(
         runner.pool.check()
 
 
-def _to_the_end(runner: Runner, running: Running) -> None:
+def _to_the_end(runner: Runner, running: Sequence) -> None:
     while not running.ready:
         runner.prefill(running)
     while running.finish is None:
@@ -253,7 +254,7 @@ def test_lanes_take_turns_and_two_requests_run_at_once() -> None:
             runner.prefill(each)
     while not first.finish:
         runner.decode([first, second])
-    results = [each.result() for each in (first, second) if runner.finish(each) is not None]
+    results = [each.output() for each in (first, second) if runner.finish(each) is not None]
     alone = serve(make(MODEL, lanes=2), TOKENS, BOUNDARIES, steps=20)
     assert results[0].tokens == alone.generation.tokens
     assert runner.running == []

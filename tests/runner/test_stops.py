@@ -49,7 +49,7 @@ def test_a_string_in_two_bytes_of_one_character_is_found() -> None:
     tokenizer = runner().tokenizer
     strings = StopStrings(tokenizer, ["é!"])
     tokens = tokenizer.encode("café! Then")
-    found = [strings.end(tokens[:count]) for count in range(1, len(tokens) + 1)]
+    found = [strings.completed(tokens[:count]) for count in range(1, len(tokens) + 1)]
     first = found.index(True) + 1
     assert "é!" in tokenizer.decode(tokens[:first])
     assert "é!" not in tokenizer.decode(tokens[: first - 1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,8 @@ import torch
 
 from ninfer_pool.core.planner import Chunk
 from ninfer_pool.runner.model import Model
+from ninfer_pool.runner.request import RequestOutput, Sequence
 from ninfer_pool.runner.runner import Runner
-from ninfer_pool.runner.running import Generation, Running
 
 Boundaries = list[tuple[int, str]]
 
@@ -21,20 +21,20 @@ Boundaries = list[tuple[int, str]]
 class Recorder:
     """A sampler that also keeps the logits that every kept token was chosen from."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: Sequence) -> None:
         self._inner = running.sampler
         self._running = running
         self.rows: list[torch.Tensor] = []
 
-    def draft(self, logits: torch.Tensor, before: Sequence[int]) -> int:
+    def draft(self, logits: torch.Tensor, before: abc.Sequence[int]) -> int:
         return self._inner.draft(logits, before)
 
-    def accept(self, logits: torch.Tensor, drafts: Sequence[int]) -> list[int]:
+    def accept(self, logits: torch.Tensor, drafts: abc.Sequence[int]) -> list[int]:
         new = self._inner.accept(logits, drafts)
         self.rows += logits[: self._running.upto(new)].clone().unbind()
         return new
 
-    def note(self, tokens: Sequence[int]) -> None:
+    def note(self, tokens: abc.Sequence[int]) -> None:
         self._inner.note(tokens)
 
 
@@ -42,7 +42,7 @@ class Recorder:
 class Seen:
     """One request's logits: of its prompt's positions from ``start``, and of its new tokens."""
 
-    generation: Generation
+    generation: RequestOutput
     start: int
     prompt: torch.Tensor
     new: torch.Tensor
@@ -88,14 +88,14 @@ class Script:
         self._add(self._random.randint(3, 90), "turn")
         return list(self.tokens), list(self.boundaries)
 
-    def answer(self, tokens: Sequence[int]) -> None:
+    def answer(self, tokens: abc.Sequence[int]) -> None:
         """Add what the model said."""
         self.tokens += tokens
 
 
 def begin(
-    runner: Runner, tokens: Sequence[int], boundaries: Boundaries, **options: Any
-) -> tuple[Running, Recorder]:
+    runner: Runner, tokens: abc.Sequence[int], boundaries: Boundaries, **options: Any
+) -> tuple[Sequence, Recorder]:
     """Admit a request and record its logits."""
     prompt = runner.prompt(tokens, boundaries=boundaries)
     running = runner.start(prompt, stop_tokens=(), **options)
@@ -107,11 +107,11 @@ def begin(
 
 def serve(
     runner: Runner,
-    tokens: Sequence[int],
+    tokens: abc.Sequence[int],
     boundaries: Boundaries,
     *,
     steps: int = 64,
-    beside: Sequence[Running] = (),
+    beside: abc.Sequence[Sequence] = (),
     **options: Any,
 ) -> Seen:
     """Run one request for ``steps`` greedy tokens, others decoding beside it; commit it."""
@@ -133,7 +133,7 @@ def serve(
     width = runner.model.config.vocab_size
     prompt = torch.cat(logits) if logits else torch.empty(0, width)
     assert len(prompt) == len(tokens) - start
-    return Seen(running.result(), start, prompt, torch.stack(recorder.rows))
+    return Seen(running.output(), start, prompt, torch.stack(recorder.rows))
 
 
 def assert_same_bits(warm: Seen, cold: Seen) -> None:

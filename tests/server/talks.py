@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 import xxhash
 
-from ninfer_pool.runner import Running
+from ninfer_pool.runner import Sequence as Held
 from ninfer_pool.server.request import Asked, Request
 from tests.server.world import Server, chat_body
 
@@ -102,7 +102,7 @@ class Watch:
 
     requests: dict[int, Request] = field(default_factory=dict)
     """By number."""
-    logits: dict[Running | None, str] = field(default_factory=dict)
+    logits: dict[Held | None, str] = field(default_factory=dict)
     """Digests of those that each request's first token was drawn from."""
 
     def tokens(self, body: Body) -> list[int]:
@@ -113,7 +113,7 @@ class Watch:
         """What tells to the bit whether an answer was made as another: states count, not words."""
         handle = self.requests[body["pool"]["request"]].handle
         assert handle is not None
-        return self.logits[handle.running], self.tokens(body)
+        return self.logits[handle.sequence], self.tokens(body)
 
 
 @contextmanager

@@ -320,9 +320,9 @@ def test_a_control_token_in_a_message_is_no_token_of_its_own(server: Server) -> 
     chat = server.service.chat
     assert chat is not None
     (end,) = server.runner.tokenizer.encode("<|im_end|>")
-    plain = chat.ask([{"role": "user", "content": "x"}]).tokens
+    plain = chat.render([{"role": "user", "content": "x"}]).tokens
     for text in HOSTILE:
-        hostile = chat.ask([{"role": "user", "content": text}]).tokens
+        hostile = chat.render([{"role": "user", "content": text}]).tokens
         assert (hostile == end).sum() == (plain == end).sum(), text
 
 

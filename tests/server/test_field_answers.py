@@ -245,7 +245,7 @@ def test_field_41_usage_log_console_metrics_and_runner_agree(tmp_path: Path) -> 
     written = [json.loads(line) for line in log.read_text().splitlines()]
     lines = [each for each in written if "request" in each]
     assert [(each["input"], each["cached"], each["output"]) for each in lines] == said_by_usage
-    outcomes = [handle.result().generation for handle in handles if handle is not None]
+    outcomes = [handle.result() for handle in handles if handle is not None]
     assert [(each.prompt_tokens, each.reused, len(each.tokens)) for each in outcomes] == (
         said_by_usage
     )
