@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,9 +24,20 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         example.evaluate()
 
 
-def test_the_reference_says_what_the_docstrings_say() -> None:
+def test_the_reference_equals_the_docstrings() -> None:
     script = [sys.executable, str(ROOT / "scripts" / "make_reference"), "--check"]
     assert subprocess.run(script, check=False).returncode == 0, "run scripts/make_reference"
+
+
+def test_the_diagrams_are_those_of_the_script() -> None:
+    script = [sys.executable, str(ROOT / "scripts" / "make_diagrams"), "--check"]
+    assert subprocess.run(script, check=False).returncode == 0, "run scripts/make_diagrams"
+
+
+def test_every_picture_exists() -> None:
+    for page in PAGES:
+        for name in re.findall(r"!\[[^]]+\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / name).exists(), f"{page.name}: {name}"
 
 
 def test_there_are_at_most_twelve_pages() -> None:
