@@ -1,7 +1,7 @@
-"""One line a request: on the console, and as JSON in a file that can be simulated.
+"""One line per request: on the console, and as JSON in a file that can be simulated.
 
-The file holds lengths and where prompts part, and what happened; never text, tokens, the pool's
-keys or a salt. Clients' own names for their conversations and tenants are numbered.
+The file holds lengths, where prompts diverge, and the outcome; never text, tokens, keys of the pool
+or a salt. Clients' names for their conversations and tenants are replaced by numbers.
 `ninfer_pool.sim.convert.server_log` reads it.
 """
 
@@ -31,7 +31,7 @@ from ninfer_pool.server.request_matching import CELL_BYTES, Known, RequestMatche
 from ninfer_pool.sim.convert.server_log import FORMAT, VERSION
 
 MOST_TOKENS: Final = 1 << 23
-"""Tokens that are remembered to tell what a prompt shares: 32 MiB."""
+"""Tokens kept to find the longest shared prefix of a prompt: 32 MiB."""
 KINDS: Final = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",
@@ -40,10 +40,10 @@ KINDS: Final = {
 
 
 def console_line(report: Report) -> str:
-    """Return what the console says of a request that is over.
+    """Return the console's line for a request that ended.
 
-    Times are from arrival, queue included; ``ttft=-`` where there was no token. ``tier`` is named
-    where something was resumed.
+    Times are from arrival, queue included; ``ttft=-`` where there was no token. ``tier`` is there
+    where a checkpoint was resumed.
     """
     first = f"{1000 * report.first_token_seconds:.1f}ms" if report.output_tokens else "-"
     tier = "" if report.tier is None else f" tier={report.tier}"
@@ -56,7 +56,7 @@ def console_line(report: Report) -> str:
 
 @dataclass(kw_only=True, eq=False)
 class Arrival:
-    """A request that the log has seen arrive; made by `RequestLog.arrive`."""
+    """A request that arrived and has no line yet; made by `RequestLog.arrive`."""
 
     id: int
     number: int
@@ -76,11 +76,11 @@ class Arrival:
 
 
 class RequestLog:
-    """Appends to a file, made readable for its owner alone. Thread-safe.
+    """Appends to a file that only its owner can read. Thread-safe.
 
-    A file that cannot be written to never fails a request: lines that were lost are counted in
-    ``lost`` and told once on stderr. O(tokens) a call at the speed of memcmp; memory is bounded
-    by ``most_tokens``.
+    A write that fails never fails a request: ``lost`` counts lost lines, and the first one is
+    reported on stderr. O(tokens) per call at the speed of memcmp; ``most_tokens`` bounds the
+    memory.
 
     Raises:
         ConfigError: the file cannot be opened.
@@ -97,7 +97,7 @@ class RequestLog:
         self._now = 0.0
         self.lost = 0
         """Lines that could not be written."""
-        self._complained = False
+        self._loss_reported = False
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         try:
             self._file = os.open(self._path, flags, 0o600)
@@ -110,7 +110,7 @@ class RequestLog:
         self._write(b"")
 
     def close(self) -> None:
-        """Close the file; what is logged after that counts as lost."""
+        """Close the file; later lines count as lost."""
         with self._mutex:
             file, self._file = self._file, -1
             if file >= 0:
@@ -126,7 +126,7 @@ class RequestLog:
         hint: str | None = None,
         arrived: float | None = None,
     ) -> Arrival:
-        """Take a prompt, in order of arrival; ``arrived`` in seconds since the epoch: now."""
+        """Add a prompt, in order of arrival; ``arrived`` in seconds since the epoch, None: now."""
         data = np.ascontiguousarray(tokens, dtype=np.int32).tobytes()
         with self._mutex:
             shared, parent = self._matcher.match(data)
@@ -142,7 +142,7 @@ class RequestLog:
                 parent=parent,
                 shared=shared,
                 data=data,
-                forgotten=self._matcher.given_up,
+                forgotten=self._matcher.dropped,
             )
             self._arrived += 1
             self._remember(arrival, data, begin=0)
@@ -157,7 +157,7 @@ class RequestLog:
         output: Sequence[int] | npt.NDArray[np.int32],
         boundaries: Sequence[tuple[int, str]] = (),
     ) -> None:
-        """Write the line of a request that is over, however it ended; ``output`` all its tokens."""
+        """Write the line of a request that ended, for any reason; ``output``: all its tokens."""
         made = np.ascontiguousarray(output, dtype=np.int32).tobytes()
         with self._mutex:
             self._running.discard(arrival)
@@ -170,7 +170,7 @@ class RequestLog:
     def _session(
         self, hint: str | None, tenant: str | None, parent: int | None, shared: int
     ) -> str:
-        """A client's own name for it, numbered; else the session of the prompt it goes on from."""
+        """Return the client's name by its number, else the session of the prompt it extends."""
         if hint is not None:
             return self._sessions.of(f"{tenant} {hint}")
         if parent is not None:
@@ -184,7 +184,7 @@ class RequestLog:
         self._matcher.add(data, arrival.id, known, begin=begin)
 
     def _match_running(self, done: Arrival, whole: bytes) -> None:
-        """A prompt that came while ``done`` was generating may hold what it generated."""
+        """Match prompts that arrived while ``done`` was generating: they may contain its output."""
         for other in self._running:
             if other.id > done.id and other.shared >= done.input:
                 shared = common_tokens(whole, other.data)
@@ -233,7 +233,7 @@ class RequestLog:
     # -- the file --------------------------------------------------------------------------
 
     def _write(self, line: bytes) -> None:
-        """Write what is owed and a line; what failed half-way is ended before the next."""
+        """Write a line, after the run's header, and end a line that broke off before."""
         begin = b"\n" if self._torn else b""
         data = left = begin + self._head + line
         try:
@@ -241,16 +241,16 @@ class RequestLog:
                 left = left[os.write(self._file, left) :]
         except OSError as error:
             self.lost += bool(line)
-            self._complain(error)
+            self._report_loss(error)
         written = data[: len(data) - len(left)]
         if len(written) >= len(begin + self._head):
             self._head = b""
         if written:
             self._torn = not written.endswith(b"\n")
 
-    def _complain(self, error: OSError) -> None:
-        if not self._complained:
-            self._complained = True
+    def _report_loss(self, error: OSError) -> None:
+        if not self._loss_reported:
+            self._loss_reported = True
             why = error.strerror or error
             text = f"{self._path}: the request log cannot be written ({why}); requests go on"
             with contextlib.suppress(OSError, ValueError):
@@ -267,7 +267,7 @@ def common_tokens(one: bytes, other: bytes) -> int:
 
 
 def _ends_torn(file: int) -> bool:
-    """Say whether a file ends in the middle of a line, as a server that was killed leaves it."""
+    """Return whether a file ends within a line: its server was killed."""
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or not status.st_size:
         return False

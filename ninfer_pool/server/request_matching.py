@@ -1,4 +1,4 @@
-"""Which earlier request a prompt shares its longest prefix with, in bounded memory."""
+"""The earlier request that shares the longest prefix with a prompt, in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ninfer_pool.sim.convert.radix import RadixTree
 CELL_BYTES: Final = 4
 MOST_TAGS: Final = 65_536
 MOST_KNOWN: Final = 65_536
-"""Requests a generation, however few tokens they bring."""
+"""Requests per generation, however few tokens they have."""
 
 
 class Known(NamedTuple):
-    """What is remembered of a request beside its tokens."""
+    """A request's facts that are kept with its tokens."""
 
     input: int
     session: str
@@ -32,18 +32,17 @@ class _Generation:
 class RequestMatcher:
     """Sequences of int32 tokens, as bytes, in two generations of half the bound each.
 
-    When the younger is full, the elder is given up with all that only it knows; what is still
-    used has been added to the younger since. So at most ``most_tokens`` tokens are held, and
-    a sequence is known until at least half as many new ones have come. O(tokens) a call at the
-    speed of memcmp.
+    When the younger one is full, the older one is dropped; sequences in use were added to the
+    younger since. So at most ``most_tokens`` tokens are held, and a sequence is found until at
+    least half as many new tokens were added. O(tokens) per call at the speed of memcmp.
     """
 
     def __init__(self, *, most_tokens: int) -> None:
         self._half = max(1, most_tokens // 2)
         self._young = _Generation()
         self._old = _Generation()
-        self.given_up = 0
-        """Tokens given up so far: what shares only with those looks new."""
+        self.dropped = 0
+        """Tokens dropped so far: a prompt that shares a prefix with those alone seems new."""
 
     def match(self, data: bytes) -> tuple[int, int | None]:
         """Return the longest common prefix in tokens, and the latest sequence that has it."""
@@ -51,29 +50,29 @@ class RequestMatcher:
         return old if old[0] > young[0] else young
 
     def known(self, sequence: int) -> Known:
-        """Return what is remembered of a sequence that `match` named."""
+        """Return the facts of a sequence that `match` returned."""
         return self._young.known.get(sequence) or self._old.known[sequence]
 
     def add(self, data: bytes, sequence: int, known: Known, *, begin: int = 0) -> None:
-        """Remember a sequence, whose first ``begin`` tokens are known to be its own.
+        """Add a sequence, whose first ``begin`` tokens were added before.
 
-        Of what comes after, what an earlier sequence had already stays that one's: in a trace an
-        output is always new, so what another request repeats is shared through the first.
+        Of the rest, a part that an earlier sequence has stays that one's: in a trace an output is
+        always new, so a repetition of it is shared through the first.
         """
         keep = self.match(data)[0] if begin else 0
         data, rest = data[: CELL_BYTES * self._half], data[CELL_BYTES * self._half :]
         tree = self._young.tree
         units = tree.units + len(data) // CELL_BYTES - tree.match(data)[0]
         if units > self._half or len(self._young.known) >= MOST_KNOWN:
-            self.given_up += self._old.tree.units
+            self.dropped += self._old.tree.units
             self._old, self._young = self._young, _Generation()
-        self.given_up += len(rest) // CELL_BYTES
+        self.dropped += len(rest) // CELL_BYTES
         self._young.tree.add(data, sequence, keep=keep if keep > begin else 0)
         self._young.known[sequence] = known
 
 
 class Tags:
-    """Numbered names for what must not be written down; the same for the same while remembered.
+    """Numbered names for secrets; the same name for the same secret while it is kept.
 
     >>> tags = Tags("s")
     >>> tags.of("a secret"), tags.of("another"), tags.of("a secret"), tags.new()
@@ -92,7 +91,7 @@ class Tags:
         return f"{self._letter}{self._made}"
 
     def of(self, secret: str) -> str:
-        """Return the name of ``secret``; what was not asked for longest is forgotten."""
+        """Return the name of ``secret``; the least recently used name is dropped."""
         digest = hashlib.blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         tag = self._tags.pop(digest, None) or self.new()
         self._tags[digest] = tag

@@ -56,7 +56,7 @@ def open_entry(page: Page, key: str) -> Locator:
 
 
 def test_an_empty_pool_says_how_to_send_a_first_request(page: Page, url: str) -> None:
-    expect(page.get_by_role("heading", name="Nothing has been asked yet")).to_be_visible()
+    expect(page.get_by_role("heading", name="No requests yet")).to_be_visible()
     expect(page.locator("#curl")).to_contain_text(f"curl {url}/v1/chat/completions")
     expect(page.locator("#entries-empty")).to_be_visible()
     expect(page.locator("#requests-empty")).to_be_visible()
@@ -176,7 +176,7 @@ def test_a_salt_shows_its_tenant_alone(page: Page, url: str) -> None:
     expect(row.locator(".explanation li").first).to_be_visible()
     page.get_by_label("Tenant’s salt").fill("nobody")
     page.get_by_label("Tenant’s salt").press("Enter")
-    expect(page.get_by_role("heading", name="under this salt")).to_be_visible()
+    expect(page.get_by_role("heading", name="No requests under this salt yet")).to_be_visible()
     expect(entries(page)).to_have_count(0)
 
 
@@ -198,7 +198,7 @@ def test_a_server_that_is_away_is_said_and_found_again(page: Page, url: str) -> 
 @pytest.mark.parametrize(
     ("status", "message", "said"),
     [
-        (401, "no key", "wants its API key"),
+        (401, "no key", "requires its API key"),
         (400, "cache_salt: too long", "cache_salt: too long"),
         (500, "<b>oops</b>", "<b>oops</b>"),
     ],

@@ -187,7 +187,7 @@ def test_a_name_is_the_same_while_it_is_remembered() -> None:
 # --- bounded memory -------------------------------------------------------------------------------
 
 
-def test_the_oldest_is_given_up_and_the_line_says_so(path: Path) -> None:
+def test_the_oldest_is_dropped_and_the_line_says_so(path: Path) -> None:
     log = RequestLog(path, most_tokens=200)
     serve(log, range(90))
     for start in range(1000, 1400, 100):
@@ -215,7 +215,7 @@ def test_a_sequence_longer_than_what_is_remembered_is_remembered_in_part() -> No
     data = np.arange(300, dtype=np.int32).tobytes()
     matcher.add(data, 0, Known(300, "s1", None))
     assert matcher.match(data) == (50, 0)
-    assert matcher.given_up == 250
+    assert matcher.dropped == 250
 
 
 def test_requests_are_bounded_however_few_tokens_they_bring(

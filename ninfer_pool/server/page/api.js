@@ -1,4 +1,4 @@
-// Asks the server. Credentials are the browser's business: nothing is stored here but the salt.
+// Requests to the server. The browser keeps the credentials; only the salt is stored here.
 
 const PATIENCE_MS = 8000;
 
@@ -10,7 +10,7 @@ export function useSalt(value) {
   salt = value;
 }
 
-/** What the server said no with: `status`, and its words. Status 0: it did not answer. */
+/** An error answer: its status and message. Status 0: the server did not answer. */
 export class Refusal extends Error {
   constructor(status, message) {
     super(message);
@@ -18,7 +18,7 @@ export class Refusal extends Error {
   }
 }
 
-/** The whole address of one of the server's paths, without what a person may have put before @. */
+/** The whole address of one of the server's paths, without a name and password before @. */
 export const addressOf = (path) => new URL(path, location.origin + location.pathname);
 
 function address(path) {
@@ -27,7 +27,7 @@ function address(path) {
   return url;
 }
 
-async function words(response) {
+async function messageOf(response) {
   try {
     const body = await response.json();
     return body.error?.message ?? response.statusText;
@@ -36,7 +36,7 @@ async function words(response) {
   }
 }
 
-async function ask(path, options = {}) {
+async function send(path, options = {}) {
   const patience = AbortSignal.timeout(PATIENCE_MS);
   let response;
   try {
@@ -44,7 +44,7 @@ async function ask(path, options = {}) {
   } catch {
     throw new Refusal(0, "no answer");
   }
-  if (!response.ok) throw new Refusal(response.status, await words(response));
+  if (!response.ok) throw new Refusal(response.status, await messageOf(response));
   try {
     return await response.json();
   } catch {
@@ -54,13 +54,13 @@ async function ask(path, options = {}) {
 
 const entry = (key) => `pool/entries/${encodeURIComponent(key)}`;
 
-export const getPool = () => ask("pool");
-export const getEntry = (key) => ask(entry(key));
-export const removeEntry = (key) => ask(entry(key), { method: "DELETE" });
-export const removeAll = () => ask("pool/entries", { method: "DELETE" });
+export const getPool = () => send("pool");
+export const getEntry = (key) => send(entry(key));
+export const removeEntry = (key) => send(entry(key), { method: "DELETE" });
+export const removeAll = () => send("pool/entries", { method: "DELETE" });
 
 export const pinEntry = (key, pinned) =>
-  ask(`${entry(key)}/pin`, {
+  send(`${entry(key)}/pin`, {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify({ pinned }),

@@ -1,15 +1,15 @@
-// What is retained: bytes by use, and a row for each entry with its checkpoints and explanation.
+// Retained entries: bytes by use, and a row per entry with its checkpoints and explanation.
 
 import { getEntry, pinEntry, removeAll, removeEntry } from "./api.js";
 import { attribute, byId, el, Keyed, redraw, show, text } from "./dom.js";
 import { drawLength, mark } from "./marks.js";
 import * as words from "./words.js";
 
-const SHOWN = 100; // rows drawn unless a person asks for all
-const LEAST = 4; // pixels of the memory's bar that an entry of its own takes
+const SHOWN = 100; // rows drawn before “Show all”
+const LEAST = 4; // pixels of the memory's bar that a segment of its own has
 const WIDTH = 1000; // of that bar where it is not laid out yet
 
-let act = async () => {}; // runs what a button asks for, then looks again; set by `connect`
+let act = async () => {}; // runs a button's action, then updates the page; set by `connect`
 let confirm = async () => false;
 let all = false;
 let largest = 1;
@@ -22,7 +22,8 @@ export function connect(run, agree) {
     const count = Number(byId("remove-all").dataset.count);
     const title = `Remove ${words.plural(count, "entry", "entries")}?`;
     const what =
-      "All that is listed here goes but what is pinned or in use; later prompts are computed anew.";
+      "Every entry listed here is removed unless pinned or in use; " +
+      "later prompts are computed again.";
     if (await confirm(title, what)) await act(removeAll);
   });
   byId("show-all").addEventListener("click", () => {
@@ -65,7 +66,7 @@ function made(request) {
 }
 
 function makeDetail(key, id) {
-  const said = el("ul", { class: "explanation" });
+  const explained = el("ul", { class: "explanation" });
   const points = el("ul", { class: "legend points" });
   const requests = el("ul", { class: "uses" });
   const usesTitle = el("h4", {}, "Requests that ended here");
@@ -76,7 +77,7 @@ function makeDetail(key, id) {
   const node = el(
     "div",
     { class: "detail", id },
-    said,
+    explained,
     el("h4", {}, "Checkpoints"),
     points,
     usesTitle,
@@ -92,7 +93,7 @@ function makeDetail(key, id) {
     const pinned = entry.pinned ? " It is pinned: unpin it first." : "";
     const agreed = await confirm(
       `Remove entry ${words.shortKey(key)}?`,
-      `${sizes}.${pinned} Its conversation will be computed anew when it goes on.`,
+      `${sizes}.${pinned} Its conversation is computed again when it continues.`,
     );
     if (agreed) await act(() => removeEntry(key));
   });
@@ -108,14 +109,14 @@ function makeDetail(key, id) {
       redraw(points, JSON.stringify(entry.checkpoints), () => chips(entry));
     },
     explain({ explanation, requests: uses }) {
-      redraw(said, JSON.stringify(explanation), () =>
+      redraw(explained, JSON.stringify(explanation), () =>
         explanation.map((line) => el("li", {}, line)),
       );
       redraw(requests, JSON.stringify(uses), () => uses.map(made));
       show(usesTitle, uses.length > 0);
     },
     fail(message) {
-      redraw(said, message, () => [el("li", {}, message)]);
+      redraw(explained, message, () => [el("li", {}, message)]);
     },
   };
 }
@@ -124,14 +125,14 @@ async function explain(key, detail) {
   try {
     detail.explain(await getEntry(key));
   } catch (refusal) {
-    if (refusal.status === 404) detail.fail("It has just grown or gone.");
-    else detail.fail(`Its explanation did not come (${refusal.message}).`);
+    if (refusal.status === 404) detail.fail("It has just grown or was evicted.");
+    else detail.fail(`Its explanation is missing (${refusal.message}).`);
   }
 }
 
 const badge = (flag) => el("span", { class: `badge ${flag}` }, flag);
 
-/** Whether an entry lies in a tier below the device alone; how old it is then is not known. */
+/** Whether an entry is stored only in a tier below the device; its age is then unknown. */
 const below = (entry) => (entry.tier ?? "device") !== "device";
 
 function facts(entry) {
@@ -187,7 +188,7 @@ function make(key) {
 
 const onDevice = (pool) => pool.entries.filter((entry) => !below(entry));
 
-/** Bytes by use: [class, words, bytes, title]; what is shown is this tenant's alone. */
+/** Bytes by use: [class, words, bytes, title]; entries are this tenant's alone. */
 export function uses(pool) {
   const sum = (field) => onDevice(pool).reduce((total, entry) => total + entry[field], 0);
   const { total, free, running } = pool.bytes;
@@ -204,20 +205,20 @@ export function uses(pool) {
       "held by several entries, or under another salt",
     ],
     ["running", "running", running, "held by requests at work"],
-    ["free", "free", free, "nothing is kept there"],
+    ["free", "free", free, "unused"],
   ];
 }
 
 function drawMemory(pool) {
   const rows = uses(pool);
   const { total, pinned } = pool.bytes;
-  const said = rows.map(([, name, size]) => `${name} ${words.bytes(size)}`).join(", ");
-  attribute(byId("memory"), "aria-label", `${words.bytes(total)} in all: ${said}`);
+  const listed = rows.map(([, name, size]) => `${name} ${words.bytes(size)}`).join(", ");
+  attribute(byId("memory"), "aria-label", `${words.bytes(total)} in all: ${listed}`);
   const held = onDevice(pool).map((entry) => [entry.key, entry.bytes, entry.pinned]);
   const width = byId("memory").clientWidth || WIDTH;
   const signature = JSON.stringify([rows, pinned, held]);
   redraw(byId("memory"), `${width} ${signature}`, () => segments(pool, rows, total / width));
-  const last = ["pinned", "of it pinned", pinned, "everybody’s; never removed for room"];
+  const last = ["pinned", "of it pinned", pinned, "of every tenant; never evicted for room"];
   redraw(byId("memory-legend"), signature, () => [...rows, last].map(legend));
 }
 
@@ -231,7 +232,7 @@ const legend = ([name, label, size, title]) =>
   );
 
 /**
- * Each entry's KV and states side by side, then what the others hold, and what is free. Entries
+ * Each entry's KV and states side by side, then other tenants' bytes, and free ones. Entries
  * narrower than a few pixels, of `pixel` bytes each, share one segment.
  */
 function segments(pool, rows, pixel) {
@@ -264,7 +265,7 @@ function segments(pool, rows, pixel) {
   return [...nodes, ...rest];
 }
 
-const EMPTY = "Nothing is retained. A request leaves an entry unless it says retain_prefix: false.";
+const EMPTY = "Nothing is retained. A request leaves an entry unless it has retain_prefix: false.";
 const EMPTY_UNDER_SALT =
   "Nothing is retained under this salt. Send a request with this cache_salt, or look without one.";
 
@@ -276,7 +277,7 @@ function note(pool, salt) {
 
 let list;
 
-/** Draw everything that is retained under the present salt. */
+/** Draw every entry retained under the present salt. */
 export function drawEntries(pool, salt) {
   list ??= new Keyed(byId("entry-list"), make);
   const entries = [
@@ -302,7 +303,7 @@ export function drawKinds() {
   const kinds = Object.entries(words.KINDS).map(([kind, meaning]) =>
     el("li", {}, mark(kind), el("b", {}, kind), ` ${meaning}`),
   );
-  const meaning = " superseded: a newer checkpoint made it useless; the first to go";
+  const meaning = " superseded: a newer checkpoint made it useless; evicted first";
   const faint = mark("turn", { superseded: true });
   byId("kinds").replaceChildren(...kinds, el("li", {}, faint, el("b", {}, "faint"), meaning));
 }

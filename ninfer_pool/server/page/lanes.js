@@ -1,4 +1,4 @@
-// A strip for each lane: what it runs, how its prompt splits, what it has made.
+// A strip per lane: its request, the parts of its prompt, its output.
 
 import { attribute, byId, el, Keyed, show, text } from "./dom.js";
 import { count, path, plural } from "./words.js";
@@ -22,9 +22,9 @@ function make(key) {
   const made = el("span", { class: "made" });
   const parts = { reused: segment("reused"), computed: segment("computed"), todo: segment("todo") };
   const bar = el("div", { class: "bar", role: "img" }, ...Object.values(parts));
-  const said = el("p", { class: "note" });
+  const note = el("p", { class: "note" });
   const head = el("div", { class: "lane-head" }, el("b", {}, `Lane ${key}`), state, what, made);
-  const node = el("li", { class: "lane" }, head, bar, said);
+  const node = el("li", { class: "lane" }, head, bar, note);
   const update = (lane) => {
     const busy = lane.state !== "idle" && lane.request !== null;
     attribute(node, "data-state", lane.state);
@@ -42,8 +42,8 @@ function make(key) {
       : "";
     attribute(bar, "aria-label", busy ? `Prompt: ${words}` : "No prompt");
     const way = lane.reuse ? (lane.cached_tokens ? `resumed ${path(lane.reuse)}: ` : "") : "";
-    text(said, words && way + words);
-    show(said, busy);
+    text(note, words && way + words);
+    show(note, busy);
   };
   return { nodes: [node], update };
 }

@@ -63,8 +63,8 @@ export function drawLength(entry, width) {
   );
   const placed = rows(xs);
   const deepest = Math.max(MARGIN, ...xs);
-  const said = entry.checkpoints.map(({ position, kind }) => `${kind} at ${count(position)}`);
-  const label = `${count(entry.tokens)} tokens; checkpoints: ${said.join(", ") || "none"}`;
+  const points = entry.checkpoints.map(({ position, kind }) => `${kind} at ${count(position)}`);
+  const label = `${count(entry.tokens)} tokens; checkpoints: ${points.join(", ") || "none"}`;
   return svg(
     "svg",
     { class: "length", width, height: HEIGHT, role: "img", "aria-label": label },

@@ -1,5 +1,4 @@
-// Looks at GET /pool once a second and draws what it says; asks more seldom when nobody looks on
-// or when the server is away.
+// Draws GET /pool once a second; less often when the page is hidden or the server is away.
 
 import { addressOf, currentSalt, getPool, useSalt } from "./api.js";
 import { drawRate } from "./chart.js";
@@ -18,13 +17,13 @@ let latest = null;
 let failures = 0;
 let timer = 0;
 let due = 0;
-let telling = 0;
-let asked = 0; // counts looks, so that an answer to an older one is dropped
-let seen = null; // the salt that what is drawn belongs to
+let countdown = 0;
+let looks = 0; // so that an answer to an older look is dropped
+let seen = null; // the salt of the drawn entries
 
-function setStatus(state, said) {
+function setStatus(state, message) {
   attribute(byId("status"), "data-state", state);
-  text(byId("status-text"), said);
+  text(byId("status-text"), message);
 }
 
 function figures(pool) {
@@ -66,7 +65,7 @@ function drawWelcome(pool) {
   if (!fresh) return;
   text(
     byId("welcome-title"),
-    salt ? "Nothing has been asked under this salt" : "Nothing has been asked yet",
+    salt ? "No requests under this salt yet" : "No requests yet",
   );
   const body = {
     model: pool.model,
@@ -110,15 +109,15 @@ function draw(pool) {
 const COMPLAINTS = {
   0: "The server does not answer.",
   401:
-    "The server wants its API key. Load this page again and give the key as the password when " +
-    "the browser asks.",
+    "The server requires its API key. Load this page again and enter the key as the password " +
+    "when the browser prompts for one.",
 };
 
 function complain(refusal) {
   const since =
     latest && seen === currentSalt() ? ` What you see is from ${words.clock(latest.now)}.` : "";
-  const said = COMPLAINTS[refusal.status] ?? `The server says: ${refusal.message}.`;
-  text(byId("banner"), said + since);
+  const message = COMPLAINTS[refusal.status] ?? `The server’s error: ${refusal.message}.`;
+  text(byId("banner"), message + since);
   show(byId("banner"), true);
   if (seen !== currentSalt()) show(byId("main"), false); // never another tenant's
   setStatus("away", refusal.status === 0 ? "away" : "refused");
@@ -131,24 +130,24 @@ function settle() {
   setStatus("live", "live");
 }
 
-/** Look now, then again after a while that fits. */
+/** Look now, and plan the next look. */
 async function look() {
   clearTimeout(timer);
-  const mine = ++asked;
+  const mine = ++looks;
   try {
     const pool = await getPool();
-    if (mine !== asked) return;
+    if (mine !== looks) return;
     latest = pool;
     seen = currentSalt();
     settle();
     draw(pool);
   } catch (refusal) {
-    if (mine !== asked) return;
+    if (mine !== looks) return;
     failures += 1;
     if (!("status" in refusal)) throw refusal;
     complain(refusal);
   } finally {
-    if (mine === asked) plan();
+    if (mine === looks) plan();
   }
 }
 
@@ -157,37 +156,37 @@ function plan() {
   const wait = document.hidden ? Math.max(away, HIDDEN_MS) : away;
   due = Date.now() + wait;
   timer = setTimeout(look, wait);
-  tell();
+  showRetry();
 }
 
-/** Say how long until the next try. */
-function tell() {
-  clearTimeout(telling);
+/** Show the seconds until the next try. */
+function showRetry() {
+  clearTimeout(countdown);
   show(byId("retry"), failures > 0);
   if (!failures) return;
   const seconds = Math.max(0, Math.ceil((due - Date.now()) / 1000));
   text(byId("retry-text"), seconds ? `Next try in ${seconds} s.` : "Trying …");
-  if (seconds) telling = setTimeout(tell, 250);
+  if (seconds) countdown = setTimeout(showRetry, 250);
 }
 
-/** Run what a button asked for, say it where it fails, and look again. */
+/** Run a button's action, show its error if it fails, and look again. */
 async function act(action) {
   show(byId("notice"), false);
   try {
     await action();
   } catch (refusal) {
-    const why = refusal.status === 404 ? "it has grown or gone meanwhile" : refusal.message;
+    const why = refusal.status === 404 ? "it has grown or was evicted meanwhile" : refusal.message;
     text(byId("notice"), `That did not work: ${why}.`);
     show(byId("notice"), true);
   }
   await look();
 }
 
-/** Ask a person; the answer that keeps everything is the one that Enter and Escape give. */
-function agree(title, said) {
+/** Confirm with a dialog; Enter and Escape keep everything. */
+function agree(title, message) {
   const dialog = byId("confirm");
   text(byId("confirm-title"), title);
-  text(byId("confirm-text"), said);
+  text(byId("confirm-text"), message);
   dialog.returnValue = "";
   dialog.showModal();
   byId("confirm-no").focus();

@@ -1,9 +1,9 @@
 // The last requests: how much each reused, on which way, and why not more.
 
-import { attribute, byId, el, Keyed, show, text } from "./dom.js";
+import { attribute, byId, el, Keyed, redraw, show, text } from "./dom.js";
 import * as words from "./words.js";
 
-const FEW = 20; // rows drawn unless a person asks for more
+const FEW = 20; // rows drawn before “Show older”
 
 const cell = (name, ...children) => el("td", { class: name }, ...children);
 
@@ -27,10 +27,11 @@ function sentences(request) {
     [means, parted].filter(Boolean).join(" "),
     helps && request.reason !== "hit" ? `What helps: ${helps}` : "",
     taken,
-    `${request.endpoint}, came at ${words.clock(request.arrived)}, waited ` +
+    `${request.endpoint}, arrived at ${words.clock(request.arrived)}, waited ` +
       `${words.milliseconds(request.queue_ms)} for a lane, first token after ` +
       `${words.milliseconds(request.ttft_ms)}, ` +
-      `${words.plural(request.output_tokens, "token")} made, all done after ${words.milliseconds(request.total_ms)}. ${words.ending(request.finish)}`,
+      `${words.plural(request.output_tokens, "token")} made, all done after ` +
+      `${words.milliseconds(request.total_ms)}. ${words.ending(request.finish)}`,
   ].filter(Boolean);
 }
 
@@ -40,10 +41,8 @@ function makeFacts(id) {
   const row = el("tr", { class: "facts", id }, el("td", { colspan: 9 }, lines, codes));
   row.hidden = true;
   const update = (request) => {
-    const said = sentences(request);
-    const known = said.join("\n");
-    if (lines.said !== known) lines.replaceChildren(...said.map((line) => el("p", {}, line)));
-    lines.said = known;
+    const texts = sentences(request);
+    redraw(lines, texts.join("\n"), () => texts.map((line) => el("p", {}, line)));
     const codesText = [request.reuse, request.reason, request.finish].filter(Boolean).join(" · ");
     text(codes, codesText + (request.lane === null ? "" : ` · lane ${request.lane}`));
   };

@@ -5,7 +5,7 @@ import * as words from "./words.js";
 
 const NAMES = { device: "Device", host: "Host memory", disk: "Disk" };
 
-/** What is said of a tier beside its bar; under a salt its counts are not told. */
+/** The note next to a tier's bar; empty under a salt, where its counts are not sent. */
 function note(tier) {
   if (tier.entries === null) return "";
   const { entries, promoted, dropped, failed, damaged } = tier;

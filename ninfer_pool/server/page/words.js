@@ -1,4 +1,4 @@
-// The words and figures that the page says things in.
+// The page's words and number formats.
 
 const NUMBER = new Intl.NumberFormat("en");
 
@@ -44,7 +44,7 @@ export const clock = (epoch) => new Date(1000 * epoch).toLocaleTimeString("en-GB
 
 export const shortKey = (key) => key.slice(0, 8);
 
-/** Kinds of checkpoint: what lies there. */
+/** Kinds of checkpoint, and where each is taken. */
 export const KINDS = {
   system: "the end of tools and system text: shared by every conversation that starts alike",
   history: "the end of the conversation so far, before the answer’s header",
@@ -52,7 +52,7 @@ export const KINDS = {
   response: "after the answer’s fixed opening, where its own words begin",
   junction: "where another prompt branched off, or where a request marked a breakpoint",
   grid: "at a fixed distance within a long prompt",
-  frontier: "where the computed sequence ends: the next turn goes on from here",
+  frontier: "where the computed sequence ends: the next turn resumes here",
 };
 
 /** The way that a request took, in words. */
@@ -85,16 +85,16 @@ const REASONS = {
   ],
   diverged: [
     "parts midway",
-    "The prompt parts from what is retained. All up to the last checkpoint before that place " +
+    "The prompt diverges from the retained ones. All up to the last checkpoint before there " +
       "was reused, the rest was computed.",
     "Keep what changes (a date, a random id, the order of tools) at the end of the prompt, " +
       "and send earlier answers back as they were.",
   ],
   no_checkpoint_before: [
     "no checkpoint near",
-    "More tokens agree than could be reused: this kind of model goes on only where its whole " +
-      "state was kept, and the nearest such place lies far before the one where the prompts " +
-      "part.",
+    "More tokens agree than could be reused: this kind of model resumes only where its whole " +
+      "state was saved, and the nearest such place is far before the one where the prompts " +
+      "diverge.",
     "A later prompt that parts at this place usually finds a checkpoint there. To have one " +
       "from the start, put the shared part into the system text, or mark its end with " +
       "cache_control.",
@@ -107,8 +107,8 @@ const REASONS = {
       "pin the entry, or send titles and other one-shots with retain_prefix: false.",
   ],
   opted_out: [
-    "did not ask for reuse",
-    "The request said allow_prefix_reuse: false or cache_prompt: false, or the server runs " +
+    "reuse turned off",
+    "The request had allow_prefix_reuse: false or cache_prompt: false, or the server runs " +
       "with --no-prefix-reuse.",
     "Leave the switch away to resume.",
   ],
@@ -119,14 +119,14 @@ const REASONS = {
   ],
   no_room: [
     "no room",
-    "There was no room for it beside what is running and pinned.",
+    "There was no room for it next to running requests and pinned entries.",
     "Unpin entries, send fewer requests at once, or give the pool more memory (--kv-budget).",
   ],
   quarantined: [
     "failed a check",
     "What was retained for this prompt failed its check, so it was put aside and the prompt " +
-      "was computed anew. The answer is right.",
-    "If it comes again, please report it with the server’s log.",
+      "was computed again. The answer is right.",
+    "If it happens again, please report it with the server’s log.",
   ],
 };
 
