@@ -33,20 +33,21 @@ from benchmarks.common.serving import (
     lane_rows,
     restore_rows,
     started,
+    synchronise,
 )
 from ninfer_pool import Prompt, kernels
 from ninfer_pool.core.operations import LoadImage, SaveImage
-from ninfer_pool.errors import ModelError
 from ninfer_pool.kernels import PAGE_TOKENS, KVPages
 from ninfer_pool.runner import TINY as SHIPPED
-from ninfer_pool.runner import Model, Runner, Tokenizer
+from ninfer_pool.runner import Runner
 from ninfer_pool.runner.loading import check_device
 from ninfer_pool.runner.slab import Slab
 
 IMAGE = 2.0
-"""Figure: an image beside a plain copy of its bytes, at least half its speed."""
+"""Limit: an image over a plain copy of its bytes, at least half its speed."""
+SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 COPY, ATTENTION = 1 / 0.8, 1 / 0.6
-"""Figures on CUDA: 0.8 × the device's copy rate, 0.6 × the floor of bytes."""
+"""Limits on CUDA: 0.8 × the device's copy rate, 0.6 × the floor of bytes."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -68,18 +69,8 @@ def run(scale: RunnerScale, *, folder: Path = SHIPPED, device: str = "cpu") -> R
         AssertionError: a wrong answer; nothing is reported then.
         ModelError: a folder that cannot be run.
     """
-    dtype = "fp32" if torch.device(device).type == "cpu" else "bf16"
-    model = Model.load(folder, device=device, dtype=dtype)
-    tokenizer = Tokenizer.load(folder)
-    if tokenizer is None:
-        raise ModelError(f"tokenizer: none in {str(folder)!r}; needs a folder with tokenizer.json")
-    bench = Bench(
-        folder=folder,
-        model=model,
-        tokenizer=tokenizer,
-        scale=scale,
-        synchronise=partial(_synchronise, model.device),
-    )
+    bench = Bench.load(scale, folder, device=device)
+    model = bench.model
     rows: list[Ratio] = []
     for group in (restore_rows, image_rows, draft_rows, lane_rows):
         progress(group.__name__.replace("_", " "))
@@ -91,7 +82,7 @@ def run(scale: RunnerScale, *, folder: Path = SHIPPED, device: str = "cpu") -> R
     name = "tiny, as shipped" if folder == SHIPPED else folder.name
     return RatioReport(
         device=device_name(model.device),
-        model=f"{name}, {dtype}, sha256:{model.digest[:12]}",
+        model=f"{name}, {SHORT[model.dtype]}, sha256:{model.digest[:12]}",
         results=[*rows, *beside],
         missing=missing,
     )
@@ -101,9 +92,9 @@ def run(scale: RunnerScale, *, folder: Path = SHIPPED, device: str = "cpu") -> R
 
 
 def image_rows(bench: Bench) -> list[Ratio]:
-    """Saving and loading an image beside one plain copy of as many bytes.
+    """Compare saving and loading an image with one plain copy of as many bytes.
 
-    Each call takes other pages than the last, and each copy other memory, as a pool's do.
+    Each call takes other pages than the last, and each copy other memory, as in a pool.
     """
     layout = bench.runner().store.layout
     size, each = layout.image_pages, layout.image_pages * layout.page_bytes
@@ -138,7 +129,7 @@ def image_rows(bench: Bench) -> list[Ratio]:
 
 
 def check_image(store: Slab, pages: tuple[int, ...]) -> None:
-    """Confirm that what is saved comes back."""
+    """Confirm that a load restores the saved bytes."""
     state = store.state(0).recurrent
     state.normal_()
     before = state.clone()
@@ -148,20 +139,20 @@ def check_image(store: Slab, pages: tuple[int, ...]) -> None:
     assert torch.equal(state, before), "the image that was loaded is not the one saved"
 
 
-# -- prefill beside transformers --------------------------------------------------------------
+# -- prefill, compared with transformers ------------------------------------------------------
 
 
 def prefill_rows(bench: Bench) -> tuple[list[Ratio], list[tuple[str, str]]]:
-    """Prefill beside transformers on the same weights; or why that was not measured."""
+    """Compare prefill with transformers on the same weights; or return the reason why not."""
     try:
         theirs = load_transformers(bench)
     except (ImportError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        return [], [("prefill beside transformers", f"{type(error).__name__}: {reason}")]
+        return [], [("prefill in transformers", f"{type(error).__name__}: {reason}")]
     rows = []
     for size in bench.scale.prefill_tokens:
         progress(f"prefill of {size:,} tokens")
-        runner = bench.runner(kv_dtype={torch.float32: "fp32"}.get(bench.model.dtype, "bf16"))
+        runner = bench.runner(kv_dtype=SHORT[bench.model.dtype])
         prompt = runner.prompt(bench.tokens(size))
         ids = torch.from_numpy(prompt.tokens.astype("int64"))[None].to(bench.model.device)
         check_prefill(runner, prompt, theirs(ids))
@@ -219,7 +210,7 @@ def check_prefill(runner: Runner, prompt: Prompt, expected: torch.Tensor) -> Non
 
 
 def copy_row(bench: Bench) -> Ratio:
-    """Copying scattered pages beside one plain copy of as many bytes: the device's copy rate."""
+    """Compare a copy of scattered pages with one plain copy of as many bytes."""
     layout, device = bench.runner().store.layout, bench.model.device
     half = max(1, bench.scale.copied_bytes // layout.page_bytes)
     slab = torch.zeros(2 * half, layout.page_bytes, dtype=torch.uint8, device=device)
@@ -238,7 +229,7 @@ def copy_row(bench: Bench) -> Ratio:
 
 
 def attention_row(bench: Bench) -> Ratio:
-    """Decode attention of some rows beside reading their K and V once at the copy rate."""
+    """Compare decode attention with one read of the same K and V at the copy rate."""
     device, config, rows = bench.model.device, bench.model.config, bench.scale.attended_rows
     pages = -(-bench.scale.attended_tokens // PAGE_TOKENS)
     shape = (rows * pages, config.num_key_value_heads, PAGE_TOKENS, config.head_dim)
@@ -261,35 +252,30 @@ def attention_row(bench: Bench) -> Ratio:
         },
         repeats=bench.scale.repeats,
     )
-    what = f"{rows} rows of {bench.scale.attended_tokens:,} tokens"
+    label = f"{rows} rows of {bench.scale.attended_tokens:,} tokens"
     beside = "reading K and V"
     return ratio(
-        "decode attention", what, taken["attention"], taken["floor"],
+        "decode attention", label, taken["attention"], taken["floor"],
         beside=beside, at_most=ATTENTION,
     )  # fmt: skip
 
 
 def _device_time(device: torch.device, act: Callable[[], object], *, calls: int = 20) -> Timed:
-    """Nanoseconds of one call of several that follow one another without waiting."""
+    """Return a timer of one call, the mean of several without a wait between them."""
 
     def timed(_: int) -> int:
-        _synchronise(device)
+        synchronise(device)
         begin = time.perf_counter_ns()
         for _number in range(calls):
             act()
-        _synchronise(device)
+        synchronise(device)
         return (time.perf_counter_ns() - begin) // calls
 
     return timed
 
 
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def device_name(device: torch.device) -> str:
-    """The device as the report names it; on a CPU with its threads."""
+    """Return the name of the device; on a CPU with its threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()

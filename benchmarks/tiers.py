@@ -17,26 +17,18 @@ from tempfile import TemporaryDirectory
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common.command import BenchmarkParser, progress
-from benchmarks.common.moves import Shape, disk_rows, host_rows
-from benchmarks.common.overhead import (
-    FolderSize,
-    OverheadScale,
-    leave_device,
-    opening_row,
-    overhead_rows,
-)
-from benchmarks.common.overhead import put_below as put
+from benchmarks.common.moves import MovedEntries, disk_rows, host_rows
+from benchmarks.common.overhead import FolderSize, OverheadScale, opening_row, overhead_rows
 from benchmarks.common.ratios import Ratio, RatioReport, interleaved, ratio
 from benchmarks.common.serving import TINY as SMALL
 from benchmarks.common.serving import Bench, check_resumed, first_token, retain, started
+from benchmarks.common.tiered import copy_down, empty_device
 from ninfer_pool import Prompt
-from ninfer_pool.errors import ModelError
-from ninfer_pool.runner import TINY as SHIPPED
-from ninfer_pool.runner import Model, Runner, Tokenizer
+from ninfer_pool.runner import Runner
 
 RESTORED = 0.1
-"""Figure: restoring an entry from disk beside its cold prefill."""
-LARGE = Shape(
+"""Limit: restoring an entry from disk, compared with its cold prefill."""
+LARGE = MovedEntries(
     name="27B", tokens=4_096, entries=1, page_bytes=2_162_688, image_bytes=153_954_304
 )  # fmt: skip
 
@@ -49,30 +41,30 @@ class TiersScale:
         entry_tokens: length of an entry that is moved or restored; repeats: of each.
         moved_bytes: of the shipped model's entries that are moved in turn, about.
         large, large_repeats: an entry of a large model's sizes; None leaves it out.
-        beside: requests that need nothing from a tier; starts: folders that are indexed.
+        overhead: requests that need nothing from a tier; starts: folders that are indexed.
     """
 
     entry_tokens: int = 4_096
     repeats: int = 15
     moved_bytes: int = 64 << 20
-    large: Shape | None = LARGE
+    large: MovedEntries | None = LARGE
     large_repeats: int = 6
-    beside: OverheadScale = field(
+    overhead: OverheadScale = field(
         default_factory=lambda: OverheadScale(
             tokens=(2_048, 16_384, 65_536, 200_000), entries=64, requests=24
         )
     )
     starts: tuple[FolderSize, ...] = (
-        FolderSize(entries=1_000, tokens=8_192, runs=1),
-        FolderSize(entries=1_000, tokens=8_192, runs=19),
+        FolderSize(entries=1_000, tokens=8_192, run_pages=128),
+        FolderSize(entries=1_000, tokens=8_192, run_pages=7),
     )
 
 
 DEFAULT = TiersScale()
 TINY = TiersScale(
     entry_tokens=128, repeats=2, moved_bytes=1 << 20, large=None,
-    beside=OverheadScale(tokens=(1_024,), entries=3, requests=2),
-    starts=(FolderSize(entries=3, tokens=256, runs=2),),
+    overhead=OverheadScale(tokens=(1_024,), entries=3, requests=2),
+    starts=(FolderSize(entries=3, tokens=256, run_pages=2),),
 )  # fmt: skip
 
 
@@ -91,19 +83,10 @@ def run(scale: TiersScale) -> RatioReport:
     Raises:
         AssertionError: a wrong answer; nothing is reported then.
     """
-    tokenizer = Tokenizer.load(SHIPPED)
-    if tokenizer is None:
-        raise ModelError(f"tokenizer: none in {str(SHIPPED)!r}; needs a folder with tokenizer.json")
-    bench = Bench(
-        folder=SHIPPED,
-        model=Model.load(SHIPPED, device="cpu", dtype="fp32"),
-        tokenizer=tokenizer,
-        scale=replace(SMALL, entry_tokens=scale.entry_tokens, repeats=scale.repeats),
-        synchronise=lambda: None,
-    )
+    bench = Bench.load(replace(SMALL, entry_tokens=scale.entry_tokens, repeats=scale.repeats))
     rows: list[Ratio] = []
-    for what, group in _groups(scale, bench):
-        progress(what)
+    for name, group in _groups(scale, bench):
+        progress(name)
         rows += group()
     progress("")
     return RatioReport(
@@ -115,23 +98,23 @@ def run(scale: TiersScale) -> RatioReport:
 
 
 def _groups(scale: TiersScale, bench: Bench) -> Iterator[tuple[str, partial[list[Ratio]]]]:
-    shapes = [(shipped_shape(scale, bench), scale.repeats)]
+    sizes = [(shipped_entries(scale, bench), scale.repeats)]
     if scale.large is not None:
-        shapes.append((scale.large, scale.large_repeats))
-    for shape, repeats in shapes:
-        yield f"{shape.name}, host", partial(host_rows, shape, repeats=repeats)
-        yield f"{shape.name}, disk", partial(disk_rows, shape, repeats=repeats)
+        sizes.append((scale.large, scale.large_repeats))
+    for size, repeats in sizes:
+        yield f"{size.name}, host", partial(host_rows, size, repeats=repeats)
+        yield f"{size.name}, disk", partial(disk_rows, size, repeats=repeats)
     for tier in ("host", "disk"):
         yield f"restoring from {tier}", partial(restore_rows, bench, tier)
-    yield "requests that need no tier", partial(overhead_rows, scale.beside)
+    yield "requests that need no tier", partial(overhead_rows, scale.overhead)
     for start in scale.starts:
         yield "indexing a folder", partial(start_rows, start, repeats=min(5, scale.repeats))
 
 
-def shipped_shape(scale: TiersScale, bench: Bench) -> Shape:
-    """Entries with the page and image of the shipped model's store, of about so many bytes."""
+def shipped_entries(scale: TiersScale, bench: Bench) -> MovedEntries:
+    """Return entries of about ``moved_bytes``, with pages and images of the shipped model."""
     config = bench.runner().pool.config
-    one = Shape(
+    one = MovedEntries(
         name="shipped model",
         tokens=scale.entry_tokens,
         entries=1,
@@ -141,26 +124,25 @@ def shipped_shape(scale: TiersScale, bench: Bench) -> Shape:
     return replace(one, entries=max(1, scale.moved_bytes // one.bytes))
 
 
-def start_rows(start: FolderSize, *, repeats: int) -> list[Ratio]:
+def start_rows(size: FolderSize, *, repeats: int) -> list[Ratio]:
     """See `opening_row`."""
-    return [opening_row(start, repeats=repeats)]
+    return [opening_row(size, repeats=repeats)]
 
 
 def restore_rows(bench: Bench, tier: str) -> list[Ratio]:
-    """Restoring the shipped model's entry from a tier beside its cold prefill."""
+    """Compare restoring the shipped model's entry from a tier with its cold prefill."""
     with TemporaryDirectory(prefix="ninfer-bench-") as folder:
-        runner = bench.runner(
-            host_budget="1GiB" if tier == "host" else None,
-            disk_dir=folder if tier == "disk" else None,
-            disk_budget="1GiB" if tier == "disk" else None,
-            background=False,
-        )
+        options = {"host_budget": "1GiB"}
+        if tier == "disk":
+            options = {"disk_dir": folder, "disk_budget": "1GiB"}
+        runner = bench.runner(background=False, **options)
         try:
             size = bench.scale.entry_tokens
             prompt = runner.prompt(bench.tokens(size), boundaries=[(size, "turn")])
             retain(runner, prompt)
-            put(runner.pool, runner.tiers)
-            leave_device(runner.pool)
+            runner.tiers.flush()
+            copy_down(runner.pool)
+            empty_device(runner.pool)
             check_resumed(runner, prompt, at=size)
             taken = interleaved(
                 {
@@ -180,8 +162,8 @@ def restore_rows(bench: Bench, tier: str) -> list[Ratio]:
 
 
 def restore(runner: Runner, prompt: Prompt, tier: str, _: int) -> int:
-    """Admit a request whose prompt lies in a tier; nanoseconds until it could go on."""
-    leave_device(runner.pool)
+    """Admit a request whose prompt is stored in a tier; return nanoseconds until it is ready."""
+    empty_device(runner.pool)
     begin = time.perf_counter_ns()
     running = started(runner, prompt, max_tokens=1)
     taken = time.perf_counter_ns() - begin

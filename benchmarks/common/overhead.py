@@ -1,4 +1,4 @@
-"""What tiers cost a request that needs nothing from them, and how long a start takes."""
+"""The cost of tiers for a request that needs nothing from them, and the time of a start."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from benchmarks.common.conversations import (
     ANSWER_TOKENS,
     PAGE_TOKENS,
@@ -22,71 +20,70 @@ from benchmarks.common.conversations import (
     Tokens,
     random_tokens,
     store,
+    store_stops,
 )
 from benchmarks.common.questions import TimedTurn, then_new
 from benchmarks.common.ratios import Ratio, Timed, interleaved, ratio
+from benchmarks.common.tiered import TieredPool, UnsyncedFiles, tiered
 from ninfer_pool import PoolConfig, PrefixPool, Prompt
-from ninfer_pool.core.eviction import Bill, drop_entry
-from ninfer_pool.tiers import ArrayPayload, Tiers, device, open_tiers
-from ninfer_pool.tiers.disk.files import Files
-from ninfer_pool.tiers.disk.folder import Folder
-from ninfer_pool.tiers.disk.geometry import DiskGeometry
-from ninfer_pool.tiers.disk.manifest import EntryRecord, MarkRecord, RunBlob
-from ninfer_pool.tiers.disk_medium import geometry_of
+from ninfer_pool.tiers import Tiers, device
 
 PAGE_BYTES = 64
-"""Small: what is measured here moves no page."""
+"""Small: these benchmarks move no page."""
+DISK_BYTES = 1 << 40
 RUN_PAGES = 7
-"""Pages in one run at most, as with a 27B model, whose entries so have as many runs."""
+"""Most pages in one run, as with a 27B model: entries then have as many runs."""
 OVERHEAD_US = 50
-"""Figure: what a request that needs nothing from a tier pays for tiers being on, at most."""
+"""Limit: the time that tiers may add to a request that needs nothing from them."""
 CASES = ("hit", "hit, copies below", "branch", "miss")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverheadScale:
-    """How much is measured: requests of each case, at each size, with so many entries below."""
+    """Numbers of requests per case and size, and of entries in the tiers."""
 
     tokens: tuple[int, ...]
     entries: int
     requests: int
 
 
-@contextmanager
-def tiered_pool(plan: Conversations, *, pages: int) -> Iterator[tuple[PrefixPool, Tiers]]:
-    """Yield a pool whose tiers hold a plan's conversations, in memory and on disk alike.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderSize:
+    """A folder of ``entries`` of ``tokens`` tokens, in runs of at most ``run_pages`` pages."""
 
-    Nothing of them is on the device.
-    """
-    config = PoolConfig(num_pages=pages, page_bytes=PAGE_BYTES, image_bytes=PAGE_BYTES)
-    slab = np.zeros((pages, PAGE_BYTES), dtype=np.uint8)
-    pool, payload = PrefixPool(config), ArrayPayload(slab, layout="bench")
-    with TemporaryDirectory(prefix="ninfer-bench-") as folder:
-        tiers = open_tiers(
-            pool,
-            payload,
-            namespace=SPACE,
-            host_budget=2 * pages * PAGE_BYTES,
-            disk_dir=folder,
-            disk_budget=1 << 40,
-            background=False,
-            files=Unsynced(),
-        )
-        try:
-            for index in range(plan.entries):
-                store(pool, plan.path(index), system=plan.system)
-            put_below(pool, tiers)
-            leave_device(pool)
-            held = [len(shelf.records) for shelf in tiers.shelves]
-            assert held == [plan.entries] * 2, f"{held} entries in the tiers"
-            yield pool, tiers
-        finally:
-            tiers.close()
+    entries: int
+    tokens: int
+    run_pages: int
+
+    @property
+    def pages(self) -> int:
+        """Pages of one entry's KV."""
+        return -(-self.tokens // PAGE_TOKENS)
+
+
+def small_config(*, pages: int) -> PoolConfig:
+    """Return the configuration of a pool whose pages and images are small."""
+    return PoolConfig(num_pages=pages, page_bytes=PAGE_BYTES, image_bytes=PAGE_BYTES)
+
+
+@contextmanager
+def filled_tiers(plan: Conversations, *, pages: int) -> Iterator[TieredPool]:
+    """Yield a pool with every conversation in host memory and on disk, and an empty device."""
+    host = 2 * pages * PAGE_BYTES
+    config = small_config(pages=pages)
+    with tiered(config, host_budget=host, disk_budget=DISK_BYTES, files=UnsyncedFiles()) as place:
+        for index in range(plan.entries):
+            store(place.pool, plan.path(index), system=plan.system)
+        place.copy_down()
+        place.empty_device()
+        held = [len(shelf.records) for shelf in place.tiers.shelves]
+        assert held == [plan.entries] * 2, f"{held} entries in the tiers"
+        yield place
 
 
 @contextmanager
 def runs_of(pages: int) -> Iterator[None]:
-    """Let no run have more pages meanwhile."""
+    """Limit every run written in the block to a number of pages."""
     before, device.RUN_BYTES = device.RUN_BYTES, pages * PAGE_BYTES
     try:
         yield
@@ -94,29 +91,7 @@ def runs_of(pages: int) -> Iterator[None]:
         device.RUN_BYTES = before
 
 
-def put_below(pool: PrefixPool, tiers: Tiers) -> None:
-    """Copy every entry on the device to every tier."""
-    tiers.flush()
-    with pool.lock:
-        for entry in list(pool.retained.entries.values()):
-            pool.retained.leaving(entry, entry.tip)
-
-
-def leave_device(pool: PrefixPool) -> None:
-    """Drop every entry from the device, and from nowhere else."""
-    with pool.lock:
-        for entry in list(pool.retained.entries.values()):
-            drop_entry(pool.retained, entry, Bill())
-
-
-class Unsynced(Files):
-    """Files that need not outlive the machine, to fill a folder with."""
-
-    def sync(self, descriptor: int) -> None:
-        """Wait for nothing."""
-
-
-class Requests:
+class CaseRequests:
     """Requests of one case, each of another conversation that the device holds."""
 
     def __init__(self, pool: PrefixPool, own: Conversations, *, case: str, first: int = 0) -> None:
@@ -124,7 +99,7 @@ class Requests:
         self._next = first
 
     def __call__(self, _: int) -> int:
-        """Make the next request; nanoseconds of its acquire and its commit."""
+        """Make the next request; return the nanoseconds of its acquire and its commit."""
         index, self._next = self._next, self._next + 1
         prompt, path, right = self._request(index)
         before = self._pool.explain(prompt)
@@ -136,48 +111,50 @@ class Requests:
         return time.perf_counter_ns() - begin - turn.excluded
 
     def _request(self, index: int) -> tuple[Prompt, Tokens, int]:
+        """Return the prompt, all its tokens, and how many of them must be resumed."""
         plan, path = self._own, self._own.path(index)
         keep = {"branch": plan.middle, "miss": 0}.get(self._case, len(path))
-        added = TURN_TOKENS if keep == len(path) else len(path) - keep
-        longer = then_new(path[:keep], added)
-        longer[keep + 1] = index  # no two alike
         right = {"branch": plan.system, "miss": 0}.get(self._case, len(path))
-        system = [(plan.system, "system")] if right else []
+        longer = then_new(path[:keep], TURN_TOKENS if keep == len(path) else len(path) - keep)
+        longer[keep + 1] = index  # no two alike
         at = len(longer) - ANSWER_TOKENS
-        told = [*system, (len(path) - ANSWER_TOKENS, "turn")] if right == len(path) else system
-        prompt = Prompt(longer[:at], namespace=SPACE, boundaries=[*told, (at, "turn")])
-        return prompt, longer, right
+        boundaries = [(plan.system, "system")] if right else []
+        if right == len(path):
+            boundaries.append((len(path) - ANSWER_TOKENS, "turn"))
+        boundaries.append((at, "turn"))
+        return Prompt(longer[:at], namespace=SPACE, boundaries=boundaries), longer, right
 
 
 def overhead_rows(scale: OverheadScale) -> list[Ratio]:
-    """Acquire and commit with tiers beside without, where nothing is needed from a tier."""
+    """Compare acquire and commit with and without tiers, where no tier is needed."""
     return [row for tokens in scale.tokens for row in _overhead(scale, tokens=tokens)]
 
 
 def _overhead(scale: OverheadScale, *, tokens: int) -> Iterator[Ratio]:
     below = Conversations(shape="agent", tokens=tokens, entries=scale.entries)
-    requests = scale.requests + 1
-    pages = 3 * (scale.entries + requests) * (tokens // PAGE_TOKENS + 24)
+    own = Conversations(shape="agent", tokens=tokens, entries=scale.entries + scale.requests + 1)
+    pages = 3 * own.entries * (tokens // PAGE_TOKENS + 24)
     for case in CASES:
-        with runs_of(RUN_PAGES), tiered_pool(below, pages=pages) as (pool, tiers):
-            own = Conversations(shape="agent", tokens=tokens, entries=scale.entries + requests)
-            plain = PrefixPool(pool.config)
+        with runs_of(RUN_PAGES), filled_tiers(below, pages=pages) as place:
+            plain = PrefixPool(place.pool.config)
             for index in range(scale.entries, own.entries):
-                for each in (pool, plain)[:: 1 if index % 2 else -1]:  # memory knows both alike
+                # In turn, so that the allocator treats both alike.
+                for each in (place.pool, plain)[:: 1 if index % 2 else -1]:
                     store(each, own.path(index), system=own.system)
             if case == "hit, copies below":
-                put_below(pool, tiers)
+                place.copy_down()
+            pools = {"on": place.pool, "off": plain}
             taken = interleaved(
                 {
-                    "on": Requests(pool, own, case=case, first=scale.entries),
-                    "off": Requests(plain, own, case=case, first=scale.entries),
+                    name: CaseRequests(pool, own, case=case, first=scale.entries)
+                    for name, pool in pools.items()
                 },
                 repeats=scale.requests,
             )
-            assert not tiers.step(), "something was due"
+            assert not place.tiers.step(), "something was due"
             yield _row(tokens, case, taken, entries=scale.entries)
             if case == CASES[-1]:
-                yield step_row(tiers, tokens, scale)
+                yield step_row(place.tiers, tokens, scale)
 
 
 def _row(tokens: int, case: str, taken: dict[str, list[int]], *, entries: int) -> Ratio:
@@ -195,7 +172,7 @@ def _row(tokens: int, case: str, taken: dict[str, list[int]], *, entries: int) -
 
 
 def step_row(tiers: Tiers, tokens: int, scale: OverheadScale) -> Ratio:
-    """`Tiers.step` where nothing is due, beside an empty call."""
+    """Compare `Tiers.step` where nothing is due with an empty call."""
 
     def many(act: Timed, _: int) -> int:
         begin = time.perf_counter_ns()
@@ -203,13 +180,11 @@ def step_row(tiers: Tiers, tokens: int, scale: OverheadScale) -> Ratio:
             act(number)
         return (time.perf_counter_ns() - begin) // 100
 
-    taken = interleaved(
-        {
-            "step": partial(many, lambda _: int(tiers.step())),
-            "empty": partial(many, lambda _: 0),
-        },
-        repeats=scale.requests,
-    )
+    actions = {
+        "step": partial(many, lambda _: int(tiers.step())),
+        "empty": partial(many, lambda _: 0),
+    }
+    taken = interleaved(actions, repeats=scale.requests)
     shape = f"{scale.entries} entries of {tokens:,} tokens, nothing due"
     return ratio("step", shape, taken["step"], taken["empty"], beside="an empty call")
 
@@ -217,49 +192,41 @@ def step_row(tiers: Tiers, tokens: int, scale: OverheadScale) -> Ratio:
 # -- start ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderSize:
-    """A folder of so many entries of so many tokens, each in so many runs."""
-
-    entries: int
-    tokens: int
-    runs: int
-
-
-def opening_row(start: FolderSize, *, repeats: int) -> Ratio:
-    """Indexing a folder beside reading the same manifests and token ids plainly."""
-    config = PoolConfig(num_pages=8, page_bytes=PAGE_BYTES, image_bytes=PAGE_BYTES)
-    payload = ArrayPayload(np.zeros((8, PAGE_BYTES), dtype=np.uint8), layout="bench")
-    with TemporaryDirectory(prefix="ninfer-bench-") as place:
-        folder = Folder(
-            Path(place), geometry=geometry_of(config, payload), namespace=SPACE, files=Unsynced()
-        )
-        try:
-            for number in range(start.entries):
-                write_entry(folder, random_tokens(start.tokens, 6, number), runs=start.runs)
-        finally:
-            folder.close()
+def opening_row(size: FolderSize, *, repeats: int) -> Ratio:
+    """Compare indexing a folder with reading the same manifests and token ids plainly."""
+    with TemporaryDirectory(prefix="ninfer-bench-") as name:
+        folder = Path(name)
+        fill_folder(folder, size)
 
         def opened(_: int) -> int:
-            pool = PrefixPool(config)
             begin = time.perf_counter_ns()
-            tiers = open_tiers(
-                pool, payload, namespace=SPACE, disk_dir=place, disk_budget=1 << 40,
-                background=False,
-            )  # fmt: skip
-            taken = time.perf_counter_ns() - begin
-            found = len(tiers.shelves[0].records)
-            tiers.close()
-            assert found == start.entries, f"{found} of {start.entries} entries indexed"
+            with tiered(small_config(pages=8), disk_budget=DISK_BYTES, folder=folder) as place:
+                taken = time.perf_counter_ns() - begin
+                found = len(place.tiers.shelves[0].records)
+            assert found == size.entries, f"{found} of {size.entries} entries indexed"
             return taken
 
-        actions: dict[str, Timed] = {"open": opened, "read": partial(read_index, Path(place))}
+        actions: dict[str, Timed] = {"open": opened, "read": partial(read_index, folder)}
         taken = interleaved(actions, repeats=repeats)
-    shape = f"{start.entries:,} entries of {start.tokens:,} tokens in {start.runs} runs"
+    runs = -(-size.pages // size.run_pages)
+    shape = f"{size.entries:,} entries of {size.tokens:,} tokens in {runs} runs"
     seconds = statistics.median(taken["open"]) / 1e9
     return ratio(
         "start", shape, taken["open"], taken["read"], beside="plain read", note=f"{seconds:.2f} s"
     )
+
+
+def fill_folder(folder: Path, size: FolderSize) -> None:
+    """Write entries of one checkpoint each to a folder of the disk tier."""
+    config = small_config(pages=size.entries * (size.pages + 2))
+    with (
+        runs_of(size.run_pages),
+        tiered(config, disk_budget=DISK_BYTES, folder=folder, files=UnsyncedFiles()) as place,
+    ):
+        for number in range(size.entries):
+            path = random_tokens(size.tokens, 6, number)
+            store_stops(place.pool, path, stops=[size.tokens])
+        place.tiers.flush()
 
 
 def read_index(folder: Path, _: int) -> int:
@@ -269,35 +236,3 @@ def read_index(folder: Path, _: int) -> int:
         with path.open("rb", buffering=0) as file:
             file.read(1 << 16)
     return time.perf_counter_ns() - begin
-
-
-def write_entry(folder: Folder, tokens: Tokens, *, runs: int) -> None:
-    """Write an entry of one checkpoint, in ``runs`` runs of whole pages."""
-    geometry: DiskGeometry = folder.geometry
-    size, raw = geometry.page_tokens, tokens.tobytes()
-    pages = np.zeros((len(tokens) // size + 1, geometry.page_bytes), dtype=np.uint8)
-    ends = [len(tokens) * number // runs // size * size for number in range(runs)]
-    spans = zip(ends, [*ends[1:], len(tokens)], strict=True)
-    blobs: list[RunBlob] = [
-        folder.write_run(
-            begin=begin,
-            end=end,
-            tokens=raw[4 * begin : 4 * end],
-            pages=pages[: -(-end // size) - begin // size],
-        )
-        for begin, end in spans
-    ]
-    image = folder.write_image(np.zeros(geometry.image_bytes, dtype=np.uint8))
-    mark = MarkRecord(
-        position=len(tokens), kind="turn", cuts=(), expires=None, runs=tuple(range(runs)),
-        image=image,
-    )  # fmt: skip
-    prompt = Prompt(tokens, namespace=SPACE)
-    config = PoolConfig(num_pages=8, page_bytes=PAGE_BYTES, image_bytes=PAGE_BYTES)
-    folder.commit(
-        EntryRecord(
-            namespace=SPACE, key=PrefixPool(config).key(prompt), tokens=len(tokens),
-            prompt_tokens=len(tokens), priority=0, hits=0, gap=0, used=0, created=0.0,
-            released=False, attributes=(), runs=tuple(blobs), marks=(mark,),
-        )
-    )  # fmt: skip

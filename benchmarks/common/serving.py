@@ -1,19 +1,22 @@
-"""What a runner's requests cost: restored beside cold, with drafts beside without, in N lanes."""
+"""The cost of a runner's requests: restored or cold, with and without drafts, in N lanes."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections import abc
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.common.ratios import Ratio, Timed, interleaved, ratio
 from ninfer_pool import Prompt
+from ninfer_pool.errors import ModelError
 from ninfer_pool.kernels import PAGE_TOKENS
+from ninfer_pool.runner import TINY as SHIPPED
 from ninfer_pool.runner import Model, Runner, Sampling, Sequence, Tokenizer
 
 OPENINGS = (
@@ -22,9 +25,9 @@ OPENINGS = (
     '"You are very kind," said Mrs. Dashwood, "but I cannot accept of it." Her daughter, who',
     "The party were to meet at the inn by ten o'clock, and the carriage being ordered, they",
 )
-"""What drafts are measured on: a model's own kind of text, but no line of what it learnt."""
+"""Text to measure drafts on: of the kind that the model learnt, but no line of it."""
 RESTORED, FASTER = 0.02, 1.0
-"""Figures: restoring beside a cold prefill; a token with drafts beside one without."""
+"""Limits: restoring over a cold prefill; a token with drafts over one without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,7 @@ class RunnerScale:
 
     Args:
         entry_tokens: length of the entry that is restored; turn_tokens: of the turn after it.
-        prefill_tokens: lengths of prompts beside transformers.
+        prefill_tokens: lengths of prompts, compared with transformers.
         new_tokens: decoded by each request that decoding is measured on.
         lanes: counts of lanes; drafts: draft windows.
         repeats: of everything but images; image_repeats: of those.
@@ -65,17 +68,35 @@ TINY = RunnerScale(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """One loaded folder, and how much to measure of it."""
+    """A loaded model, and how much to measure of it."""
 
     folder: Path
     model: Model
     tokenizer: Tokenizer
     scale: RunnerScale
-    synchronise: Callable[[], None]
-    """Waits for the device, so that what was asked of it is done."""
+
+    @classmethod
+    def load(cls, scale: RunnerScale, folder: Path = SHIPPED, *, device: str = "cpu") -> Bench:
+        """Load a folder: in fp32 on a CPU, in bf16 on CUDA.
+
+        Raises:
+            ModelError: a folder that cannot be run, or one without tokenizer.
+        """
+        on_cpu = torch.device(device).type == "cpu"
+        model = Model.load(folder, device=device, dtype="fp32" if on_cpu else "bf16")
+        tokenizer = Tokenizer.load(folder)
+        if tokenizer is None:
+            raise ModelError(
+                f"tokenizer: none in {str(folder)!r}; needs a folder with tokenizer.json"
+            )
+        return cls(folder=folder, model=model, tokenizer=tokenizer, scale=scale)
+
+    def synchronise(self) -> None:
+        """Wait until the device has done its work."""
+        synchronise(self.model.device)
 
     def runner(self, **options: Any) -> Runner:
-        """A new runner of the model with room for the longest entry in every lane."""
+        """Return a new runner of the model with room for the longest entry in every lane."""
         lanes = options.get("lanes", 1)
         longest = max(self.scale.entry_tokens, *self.scale.prefill_tokens)
         pages = (lanes + 2) * (longest // PAGE_TOKENS + 64)
@@ -88,8 +109,14 @@ class Bench:
         return [source.randrange(3, self.model.config.vocab_size) for _ in range(count)]
 
 
+def synchronise(device: torch.device) -> None:
+    """Wait until a CUDA device has done its work; on a CPU a no-op."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def restore_rows(bench: Bench) -> list[Ratio]:
-    """Restoring an entry beside its cold prefill; the next turn's first token, warm beside cold."""
+    """Compare an entry and the turn after it: restored and cold."""
     runner, size = bench.runner(), bench.scale.entry_tokens
     tokens = bench.tokens(size + bench.scale.turn_tokens)
     entry = runner.prompt(tokens[:size], boundaries=[(size, "turn")])
@@ -117,32 +144,32 @@ def restore_rows(bench: Bench) -> list[Ratio]:
 
 
 def retain(runner: Runner, prompt: Prompt) -> None:
-    """Serve a prompt cold and keep it."""
+    """Serve a prompt cold and retain it."""
     made = runner.generate(prompt, max_tokens=1, stop_tokens=())
     assert made.reused == 0, f"the entry was not made cold: {made.reused} tokens reused"
     assert made.key is not None, f"nothing was retained: {made.reason}"
 
 
 def check_resumed(runner: Runner, prompt: Prompt, *, at: int) -> None:
-    """Confirm that a prompt resumes exactly, and says what a cold run says."""
+    """Confirm that a prompt resumes exactly, with the tokens of a cold run."""
     asks = {"max_tokens": 4, "stop_tokens": (), "retain": False}
     warm = runner.generate(prompt, **asks)
     cold = runner.generate(prompt, read=False, **asks)
     if (warm.reused, warm.exact, cold.reused) != (at, True, 0):
         raise AssertionError(f"resumed {warm.reused} (exact: {warm.exact}), not {at} exactly")
     if warm.tokens != cold.tokens:
-        raise AssertionError(f"resumed, it says {warm.tokens}; cold, {cold.tokens}")
+        raise AssertionError(f"the resumed run made {warm.tokens}, the cold one {cold.tokens}")
 
 
 def started(runner: Runner, prompt: Prompt, **options: Any) -> Sequence:
-    """Admit a request that leaves nothing behind and ends by its length alone."""
+    """Admit a request that retains nothing and ends by its length alone."""
     running = runner.start(prompt, stop_tokens=(), retain=False, **options)
     assert running is not None, f"no room: {runner.pool.last_refusal}"
     return running
 
 
 def restore(bench: Bench, runner: Runner, prompt: Prompt, _: int) -> int:
-    """Admit a request that resumes all of its prompt; nanoseconds until it could go on."""
+    """Admit a request that resumes its whole prompt; return nanoseconds until it is ready."""
     begin = time.perf_counter_ns()
     running = started(runner, prompt, max_tokens=1)
     bench.synchronise()
@@ -151,10 +178,10 @@ def restore(bench: Bench, runner: Runner, prompt: Prompt, _: int) -> int:
     return taken
 
 
-def first_token(bench: Bench, runner: Runner, prompt: Prompt, _: int, **wishes: Any) -> int:
-    """Admit, prefill what is not resumed, sample; nanoseconds."""
+def first_token(bench: Bench, runner: Runner, prompt: Prompt, _: int, **options: Any) -> int:
+    """Admit, prefill the rest of the prompt, sample; return nanoseconds."""
     begin = time.perf_counter_ns()
-    running = started(runner, prompt, max_tokens=1, **wishes)
+    running = started(runner, prompt, max_tokens=1, **options)
     while not running.ready:
         runner.prefill(running)
     bench.synchronise()
@@ -173,22 +200,22 @@ class Decoding:
     requests: int = 1
     drafted: int = 0
     accepted: int = 0
-    said: list[tuple[int, ...]] = field(default_factory=list)
+    outputs: list[tuple[int, ...]] = field(default_factory=list)
 
     def __call__(self, number: int) -> int:
-        """Decode requests side by side; nanoseconds for each token after the first."""
-        going = [self._begin(number + each) for each in range(self.requests)]
+        """Decode requests in one batch; return nanoseconds per token after the first."""
+        batch = [self._begin(number + each) for each in range(self.requests)]
         begin = time.perf_counter_ns()
-        while any(each.finish is None for each in going):
-            self.runner.decode(going)
+        while any(each.finish is None for each in batch):
+            self.runner.decode(batch)
         self.bench.synchronise()
         taken = time.perf_counter_ns() - begin
-        for each in going:
+        for each in batch:
             self.runner.cancel(each)
             self.drafted += each.drafted
             self.accepted += each.accepted
-            self.said.append(tuple(each.tokens))
-        return taken // sum(len(each.tokens) - 1 for each in going)
+            self.outputs.append(tuple(each.tokens))
+        return taken // sum(len(each.tokens) - 1 for each in batch)
 
     def _begin(self, number: int) -> Sequence:
         tokens = self.bench.tokenizer.encode(OPENINGS[number % len(OPENINGS)])
@@ -201,12 +228,12 @@ class Decoding:
 
     @property
     def kept(self) -> str:
-        """How many drafts were kept."""
+        """The share of accepted drafts."""
         return f"{self.accepted / max(1, self.drafted):.0%} of drafts kept"
 
 
 def draft_rows(bench: Bench) -> list[Ratio]:
-    """A token with 1, 2, 3 … drafts a round beside one without; greedy ones are held to gain."""
+    """Compare a token with N drafts per round with one without; greedy ones have a limit."""
     if bench.model.draft_head is None:
         return []
     rows = []
@@ -231,7 +258,7 @@ def draft_rows(bench: Bench) -> list[Ratio]:
 
 
 def lane_rows(bench: Bench) -> list[Ratio]:
-    """A token of N requests in N lanes, and of one request in N lanes, beside one in one."""
+    """Compare a token of N requests, or of one, in N lanes with one request in one lane."""
     most = bench.scale.lanes[-1]
     decoding = {
         (lanes, requests): Decoding(
@@ -241,7 +268,9 @@ def lane_rows(bench: Bench) -> list[Ratio]:
     }
     named: dict[str, Timed] = {str(key): each for key, each in decoding.items()}
     taken = interleaved(named, repeats=bench.scale.repeats)
-    check_same(*(each.said[: bench.scale.repeats] for (_, n), each in decoding.items() if n == 1))
+    check_same(
+        *(each.outputs[: bench.scale.repeats] for (_, n), each in decoding.items() if n == 1)
+    )
     rates = {key: 1e9 / sorted(times)[len(times) // 2] for key, times in taken.items()}
     return [
         ratio(
@@ -254,6 +283,6 @@ def lane_rows(bench: Bench) -> list[Ratio]:
 
 
 def check_same(*runs: abc.Sequence[tuple[int, ...]]) -> None:
-    """Confirm that a request says the same whatever the number of lanes."""
+    """Confirm that a request makes the same first token with any number of lanes."""
     # Batches of two sizes round differently, and a near-tie may part them: the first token alone.
-    assert len({tuple(said[0] for said in run) for run in runs}) == 1, "lanes change what is said"
+    assert len({tuple(output[0] for output in run) for run in runs}) == 1, "lanes change the tokens"

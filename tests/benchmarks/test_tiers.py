@@ -13,12 +13,12 @@ import pytest
 from benchmarks import tiers as bench_tiers
 from benchmarks.common import moves, overhead
 from benchmarks.common.conversations import Conversations, random_tokens, store
-from benchmarks.common.moves import Moves, Shape, moving
-from benchmarks.common.overhead import FolderSize, Requests
+from benchmarks.common.moves import MovedEntries, Moves, moving
+from benchmarks.common.overhead import CaseRequests, FolderSize
 from benchmarks.common.ratios import Ratio, RatioReport
 from benchmarks.tiers import DEFAULT, TINY
 
-SMALL = Shape(name="small", tokens=130, entries=3, page_bytes=96, image_bytes=100)
+SMALL = MovedEntries(name="small", tokens=130, entries=3, page_bytes=96, image_bytes=100)
 Rows = dict[tuple[str, str], list[Ratio]]
 
 
@@ -74,18 +74,18 @@ def test_entries_go_down_and_come_back(moved: Moves) -> None:
         moved.down(0)
         moved.up(0)
     moved.hit(0)
-    moved.pool.check()
+    moved.place.pool.check()
 
 
 def test_gate_refuses_other_bytes_than_were_stored(moved: Moves) -> None:
     moved.sums[0] = "0" * 32
-    with pytest.raises(AssertionError, match="has other bytes"):
+    with pytest.raises(AssertionError, match="have other bytes"):
         moved.check()
 
 
 def test_gate_refuses_an_entry_that_is_not_in_the_tier(moved: Moves) -> None:
     moved.down(0)
-    moved.pool.evict(moved.pool.entries()[0].key)
+    moved.place.pool.evict(moved.place.pool.entries()[0].key)
     with pytest.raises(AssertionError, match="2 of 3 entries in the tier"):
         moved.up(0)
 
@@ -102,8 +102,8 @@ def test_files_of_an_entry_are_its_own(tmp_path: Path) -> None:
 
 def test_gate_refuses_a_hit_from_another_tier() -> None:
     plan = Conversations(shape="agent", tokens=1024, entries=2)
-    with overhead.tiered_pool(plan, pages=400) as (pool, _), pytest.raises(AssertionError) as told:
-        Requests(pool, plan, case="hit")(0)
+    with overhead.filled_tiers(plan, pages=400) as place, pytest.raises(AssertionError) as told:
+        CaseRequests(place.pool, plan, case="hit")(0)
     assert "resumes 1024 from host" in str(told.value)
 
 
@@ -111,24 +111,24 @@ def test_gate_refuses_a_hit_from_another_tier() -> None:
 def test_requests_of_each_case_are_served_by_the_device(case: str) -> None:
     below = Conversations(shape="agent", tokens=1024, entries=2)
     own = Conversations(shape="agent", tokens=1024, entries=4)
-    with overhead.tiered_pool(below, pages=600) as (pool, tiers):
+    with overhead.filled_tiers(below, pages=600) as place:
         for index in (2, 3):
-            store(pool, own.path(index), system=own.system)
-        asked = Requests(pool, own, case=case, first=2)
+            store(place.pool, own.path(index), system=own.system)
+        asked = CaseRequests(place.pool, own, case=case, first=2)
         assert min(asked(0), asked(1)) > 0
-        assert not tiers.step()
-        pool.check()
+        assert not place.tiers.step()
+        place.pool.check()
 
 
 def test_folders_that_are_indexed_hold_what_they_say() -> None:
-    row = overhead.opening_row(FolderSize(entries=4, tokens=200, runs=3), repeats=1)
-    assert row.shape == "4 entries of 200 tokens in 3 runs"
+    row = overhead.opening_row(FolderSize(entries=4, tokens=200, run_pages=2), repeats=1)
+    assert row.shape == "4 entries of 200 tokens in 2 runs"
 
 
 def test_gate_refuses_a_folder_that_lost_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead, "random_tokens", lambda count, *_: random_tokens(count, 0))
     with pytest.raises(AssertionError, match="1 of 2 entries indexed"):
-        overhead.opening_row(FolderSize(entries=2, tokens=200, runs=1), repeats=1)
+        overhead.opening_row(FolderSize(entries=2, tokens=200, run_pages=4), repeats=1)
 
 
 # -- commands ---------------------------------------------------------------------------------
