@@ -20,7 +20,7 @@ from benchmarks.common import conversations
 from benchmarks.common.command import BenchmarkParser, progress
 from benchmarks.common.conversations import SHAPES, Conversations
 from benchmarks.common.peer_trees import Peer, available_peers
-from benchmarks.common.questions import PROBES, Target, evictions, probe, questions, then_new, turns
+from benchmarks.common.probes import PROBES, Target, evictions, probe, repeated, then_new, turns
 from benchmarks.common.report import CoreReport
 from benchmarks.common.timing import Action, Case, Floor, Row, measure
 
@@ -34,12 +34,12 @@ class CoreScale:
     Args:
         tokens, entries: the sizes; every pair of them whose stored tokens take at most
             `world_bytes` is measured, in both shapes.
-        conversations: how many are asked in turn, so that their bytes do not all lie in the
-            nearest cache; then half of them are committed to and the others evicted.
+        conversations: how many are looked up in turn, so that the nearest cache does not hold
+            all their bytes; then half of them are committed to and the others evicted.
         repeats: calls of an operation that changes nothing.
-        marks, forks: resume points, and branch points on one path, at each of `long_tokens`.
+        marks, forks: checkpoints, and branches of one path, at each of `long_tokens`.
         peer_tokens: the most stored tokens of a case in which the peers are measured.
-        memory_entries, memory_tokens: what bytes a token are measured on.
+        memory_entries, memory_tokens: the pool whose bytes per token are measured.
     """
 
     tokens: tuple[int, ...] = (2_048, 16_384, 65_536, 200_000)
@@ -84,7 +84,7 @@ def core_parser(description: str | None) -> BenchmarkParser:
 
 
 def run(scale: CoreScale, *, with_peers: bool = True) -> CoreReport:
-    """Measure everything of a scale; each answer is checked before its question is timed.
+    """Measure everything of a scale; each answer is checked before its call is timed.
 
     Raises:
         AssertionError: the pool gave a wrong answer; nothing is reported then.
@@ -105,7 +105,7 @@ def run(scale: CoreScale, *, with_peers: bool = True) -> CoreReport:
 
 
 def plans(scale: CoreScale) -> Iterator[Conversations]:
-    """Every size and shape of a scale that stores no more than it may."""
+    """Yield every size and shape of a scale that stores no more than it may."""
     for tokens in scale.tokens:
         for entries in scale.entries:
             for shape in SHAPES:
@@ -115,9 +115,9 @@ def plans(scale: CoreScale) -> Iterator[Conversations]:
 
 
 def pool_rows(plan: Conversations, scale: CoreScale) -> list[Row]:
-    """Lookups, explain, a turn's commit and an eviction, each of several conversations in turn."""
+    """Measure lookups, explain, a turn's commit and an eviction of several conversations."""
     asked = targets(plan, count=scale.conversations)
-    rows = question_rows(asked, repeats=scale.repeats)
+    rows = lookup_rows(asked, repeats=scale.repeats)
     half = len(asked) // 2
     rows.append(measure(case(plan, "commit", "turn"), turns(asked[:half])))
     rows.append(measure(case(plan, "evict", "entry"), evictions(asked[half:])))
@@ -125,7 +125,7 @@ def pool_rows(plan: Conversations, scale: CoreScale) -> list[Row]:
 
 
 def targets(plan: Conversations, *, count: int) -> list[Target]:
-    """Up to `count` conversations, evenly spread over a pool filled by `plan`.
+    """Return up to `count` conversations, evenly spread over a filled pool.
 
     Of pools with one entry there are as many as conversations, so that the number of entries is
     all that differs: the bytes read are as far apart at 1 entry as at 4,096.
@@ -138,35 +138,35 @@ def targets(plan: Conversations, *, count: int) -> list[Target]:
 
 
 def long_rows(scale: CoreScale) -> list[Row]:
-    """Questions about paths with very many resume points, and with very many branches."""
+    """Measure lookups of paths with very many checkpoints, and with very many branches."""
     rows = []
     for tokens in scale.long_tokens:
-        progress(f"{scale.marks:,} resume points, {tokens:,} tokens")
+        progress(f"{scale.marks:,} checkpoints, {tokens:,} tokens")
         marked = conversations.marked(tokens=tokens, marks=scale.marks)
-        rows += question_rows([(marked, 0)] * scale.conversations, repeats=scale.repeats)
-        progress(f"{scale.forks:,} branch points, {tokens:,} tokens")
+        rows += lookup_rows([(marked, 0)] * scale.conversations, repeats=scale.repeats)
+        progress(f"{scale.forks:,} branches, {tokens:,} tokens")
         forked = conversations.forked(tokens=tokens, forks=scale.forks)
-        rows += question_rows([(forked, 0)] * scale.conversations, repeats=scale.repeats)
+        rows += lookup_rows([(forked, 0)] * scale.conversations, repeats=scale.repeats)
     return rows
 
 
-def question_rows(asked: Sequence[Target], *, repeats: int) -> list[Row]:
-    """The operations that change nothing: lookup of each probe, explain of a branch."""
+def lookup_rows(asked: Sequence[Target], *, repeats: int) -> list[Row]:
+    """Measure the operations that change nothing: lookup of each probe, explain of a branch."""
     plan = asked[0][0].plan
     return [
-        measure(case(plan, op, name), questions(asked, op=op, name=name, repeats=repeats))
+        measure(case(plan, op, name), repeated(asked, op=op, name=name, repeats=repeats))
         for op, name in (*product(("lookup", "first_lookup"), PROBES), ("explain", "branch"))
     ]
 
 
 def peer_rows(plan: Conversations, peer: Peer, scale: CoreScale) -> list[Row]:
-    """The same of another structure, which must find as many tokens as are stored."""
+    """Measure the same of another structure, which must find every stored token."""
     label = f"{peer.name} {peer.version}"
     peer.build([plan.path(index) for index in range(plan.entries)])
     count = scale.conversations
     rows = [
         measure(case(plan, "first_lookup", name), islice(cycle(pairs), scale.repeats), peer=label)
-        for name, pairs in ((name, _peer_questions(plan, peer, name, count)) for name in PROBES)
+        for name, pairs in ((name, _peer_lookups(plan, peer, name, count)) for name in PROBES)
     ]
     rows.append(measure(case(plan, "commit", "turn"), _peer_turns(plan, peer, count), peer=label))
     floor = Floor(plan.path(0), stored=plan.path(0).tobytes())
@@ -175,7 +175,7 @@ def peer_rows(plan: Conversations, peer: Peer, scale: CoreScale) -> list[Row]:
     return rows
 
 
-def _peer_questions(
+def _peer_lookups(
     plan: Conversations, peer: Peer, name: str, count: int
 ) -> list[tuple[Action, Floor]]:
     pairs: list[tuple[Action, Floor]] = []
@@ -201,14 +201,14 @@ def _peer_turns(plan: Conversations, peer: Peer, count: int) -> Iterator[tuple[A
 
 
 def case(plan: Conversations, op: str, probe: str) -> Case:
-    """The name of one row measured in a world of `plan`."""
+    """Return the name of one row."""
     return Case(op=op, probe=probe, shape=plan.shape, tokens=plan.tokens, entries=plan.entries)
 
 
 def bytes_per_token(*, entries: int, tokens: int) -> float:
-    """Python memory that a pool of agent conversations takes, for each token retained."""
+    """Return the Python memory of a pool of agent conversations, per retained token."""
     plan = Conversations(shape="agent", tokens=tokens, entries=entries)
-    conversations.filled(plan)  # what is made once in a process is not charged to the pool
+    conversations.filled(plan)  # objects made once per process do not count
     gc.collect()
     tracemalloc.start()
     try:

@@ -3,7 +3,7 @@
 python benchmarks/server.py [--repeats N] [--json FILE]
 
 Times to first token are a client's, over HTTP, of chat prompts of about 2,000 tokens. The floor of
-a row is the runner's own time for the same request: all but what it does on the pool's behalf.
+a row is the runner's own time for the same request, without its calls for the pool.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from ninfer_pool.server.settings import Settings
 MODEL = "ninfer-tiny"
 TOKENS = 2000
 RESUMED = 0.1
-"""Figure: a resumed turn's time to first token beside a cold one's."""
+"""Limit: a resumed turn's time to first token over a cold one's."""
 OVERHEAD_MS = 3.0
-"""Figure: what pool and server add to the runner's own time, in the middle."""
+"""Limit: the median time that pool and server add to the runner's own."""
 SHAPES = (
     "one message, cold",
     "one message, again",
@@ -50,7 +50,7 @@ SHAPES = (
 
 
 class Clock:
-    """Adds up the runner's own time: in its steps, less what these spend on the pool's behalf."""
+    """Adds up the runner's own time: its steps without their calls for the pool."""
 
     def __init__(self) -> None:
         self.nanoseconds = 0
@@ -72,7 +72,7 @@ class Clock:
 
     def _timed(self, inner: Any, *, own: bool) -> Any:
         def timed(*args: Any, **options: Any) -> Any:
-            counts = own or self._inside  # what the pool asks for between the steps is not ours
+            counts = own or self._inside  # calls of the pool between the steps do not count
             self._inside |= own
             begun = time.perf_counter_ns()
             try:
@@ -87,7 +87,7 @@ class Clock:
 
 @contextmanager
 def serving() -> Iterator[tuple[Service, int]]:
-    """A server in this process, on a port of its own."""
+    """Yield a service and the port of its server in this process."""
     runner = Runner.from_pretrained(TINY, dtype="fp32", kv_dtype="bf16", kv_budget="256MiB")
     service = Service(runner, settings=Settings(model_ids=(MODEL,)), print_line=lambda _: None)
     listener = listen("127.0.0.1", 0)
@@ -106,7 +106,7 @@ def serving() -> Iterator[tuple[Service, int]]:
 def first_token(
     connection: http.client.HTTPConnection, messages: list[dict[str, str]]
 ) -> tuple[int, dict[str, Any]]:
-    """Nanoseconds from sending a request to its first token, and the stream's own timings."""
+    """Return nanoseconds from a request to its first token, and the stream's own timings."""
     body = json.dumps(
         {"model": MODEL, "messages": messages, "max_tokens": 4, "temperature": 0, "stream": True,
          "enable_thinking": False}
@@ -125,13 +125,13 @@ def first_token(
 
 
 def one_question(number: int) -> list[dict[str, str]]:
-    """About `TOKENS` tokens in one message, another one for each number."""
+    """Return about `TOKENS` tokens in one message, another one for each number."""
     text = "She walked to the window and saw that the garden was as it had been in the spring. "
     return [{"role": "user", "content": f"Question {number}. " + text * (TOKENS // 21)}]
 
 
 def conversation(service: Service, number: int) -> list[dict[str, str]]:
-    """About `TOKENS` tokens of chat, another one for each number."""
+    """Return about `TOKENS` tokens of chat, another one for each number."""
     text = "She walked to the window and saw that the garden was as it had been in the spring. "
     messages = [{"role": "system", "content": f"Conversation {number}. " + text * 4}]
     while True:
@@ -143,7 +143,7 @@ def conversation(service: Service, number: int) -> list[dict[str, str]]:
 
 
 def measure(repeats: int) -> list[Ratio]:
-    """Cold, asked again, and the next turn: each beside the runner's own time."""
+    """Compare cold and repeated prompts and the next turn with the runner's own time."""
     taken: dict[str, list[int]] = {name: [] for name in SHAPES}
     own: dict[str, list[int]] = {name: [] for name in SHAPES}
     clock = Clock()
@@ -172,7 +172,7 @@ def measure(repeats: int) -> list[Ratio]:
 
 
 def check(name: str, timings: dict[str, Any]) -> None:
-    """A time counts only if the request did what its row says."""
+    """Confirm that a request resumed as many tokens as its row requires."""
     cached, prompt = timings["cache_n"], timings["cache_n"] + timings["prompt_n"]
     least = {"cold": 0, "again": prompt, "turn": TOKENS - 100}[name.split()[-1]]
     most = TOKENS // 10 if "cold" in name else prompt

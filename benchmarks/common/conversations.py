@@ -1,7 +1,7 @@
-"""Pools filled in a known shape, for what is measured in them.
+"""Pools filled in a known shape, for the measurements in them.
 
-Every conversation is made from its number, so none needs to be kept, and the bytes of the 27B
-model with INT8 KV are used for pages and images; no slab is allocated.
+Every conversation follows from its number, so none needs to be stored. Pages and images have
+the bytes of the 27B model with INT8 KV; no slab is allocated.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SPACE = Namespace(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations:
-    """What a pool is filled with: conversations of `tokens` tokens, made again from their number.
+    """The conversations of a pool, of `tokens` tokens each.
 
     Of shape ``agent`` they share a system prompt; ``unrelated`` ones share nothing. ``marks`` are
-    unrelated and have resume points every few tokens; of ``forks`` the first is whole and the
-    others part from it, each a little further on.
+    unrelated, with a checkpoint every few tokens. Of ``forks`` the first is whole; the others
+    branch off it, each a little later.
     """
 
     shape: str
@@ -47,21 +47,21 @@ class Conversations:
 
     @property
     def system(self) -> int:
-        """Leading tokens that all conversations have."""
+        """Leading tokens that all conversations share."""
         return min(SYSTEM_TOKENS, self.tokens // 2) if self.shape == "agent" else 0
 
     @property
     def middle(self) -> int:
-        """A position halfway through what is a conversation's own."""
+        """The position halfway through a conversation's own tokens."""
         return (self.system + self.tokens) // 2
 
     @property
     def stored_tokens(self) -> int:
-        """Tokens retained by a pool of one of `SHAPES`, shared ones once."""
+        """Tokens that a pool of one of `SHAPES` retains, shared ones once."""
         return self.system + self.entries * (self.tokens - self.system)
 
     def path(self, index: int) -> Tokens:
-        """All tokens of one conversation; the first one of its own occurs nowhere else."""
+        """Return the tokens of one conversation; the first one of its own occurs nowhere else."""
         own = random_tokens(self.tokens - self.system, 1, index)
         own[0] = VOCABULARY + index
         return np.concatenate([random_tokens(self.system, 0), own])
@@ -69,7 +69,7 @@ class Conversations:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FilledPool:
-    """A filled pool, equal to no other; `keys[i]` names conversation i of the plan."""
+    """A filled pool; `keys[i]` names its conversation i."""
 
     plan: Conversations
     pool: PrefixPool
@@ -77,12 +77,12 @@ class FilledPool:
 
 
 def random_tokens(count: int, *seed: int) -> Tokens:
-    """`count` token ids that depend on the seed alone."""
+    """Return `count` token ids that depend on the seed alone."""
     return np.random.default_rng(seed).integers(0, VOCABULARY, count, dtype=np.int32)
 
 
 def filled(plan: Conversations) -> FilledPool:
-    """Each conversation served as one request, prompt and answer; O(all tokens)."""
+    """Serve each conversation as one request, prompt and answer; O(all tokens)."""
     pages = plan.entries * (plan.tokens // PAGE_TOKENS + SPARE_PAGES)
     pool = _pool(pages, images=plan.entries * CHECKPOINTS)
     keys = [store(pool, plan.path(index), system=plan.system) for index in range(plan.entries)]
@@ -90,7 +90,7 @@ def filled(plan: Conversations) -> FilledPool:
 
 
 def marked(*, tokens: int, marks: int) -> FilledPool:
-    """Conversations with a resume point every few tokens, `marks` of them in all."""
+    """Store conversations with a checkpoint every few tokens, `marks` of them in all."""
     entries = -(-marks // (tokens // 2))
     plan = Conversations(shape="marks", tokens=tokens, entries=entries)
     pool = _pool(entries * (tokens // PAGE_TOKENS + SPARE_PAGES) + marks, images=0)
@@ -100,7 +100,7 @@ def marked(*, tokens: int, marks: int) -> FilledPool:
 
 
 def forked(*, tokens: int, forks: int) -> FilledPool:
-    """One conversation, and `forks` others that part from it at different positions."""
+    """Store one conversation, and `forks` others that branch off it at different positions."""
     plan = Conversations(shape="forks", tokens=tokens, entries=forks + 1)
     pool = _pool(tokens // PAGE_TOKENS + SPARE_PAGES + 8 * forks, images=0)
     path, stops = plan.path(0), _spread(tokens, forks + 1)
@@ -114,13 +114,13 @@ def forked(*, tokens: int, forks: int) -> FilledPool:
 
 
 def _spread(tokens: int, count: int) -> list[int]:
-    """`count` positions at even distances, the last one the end."""
+    """Return `count` positions at even distances, the last one the end."""
     positions: list[int] = np.linspace(0, tokens, count + 1).astype(int).tolist()
     return positions[1:]
 
 
 def _pool(pages: int, *, images: int) -> PrefixPool:
-    """A pool with room for all of it. Of small images where a world has very many of them."""
+    """Return a pool with room for everything; ``images=0`` stands for many small ones."""
     image_bytes = IMAGE_BYTES if images else PAGE_BYTES
     each = -(-image_bytes // PAGE_BYTES)
     config = PoolConfig(
@@ -133,7 +133,7 @@ def _pool(pages: int, *, images: int) -> PrefixPool:
 
 
 def store(pool: PrefixPool, path: Tokens, *, system: int) -> str:
-    """Serve a whole conversation as one request and retain it; its key."""
+    """Serve a whole conversation as one request and retain it; return its key."""
     prompt_tokens = len(path) - ANSWER_TOKENS
     boundaries = [(system, "system"), (prompt_tokens, "turn")][0 if system else 1 :]
     prompt = Prompt(path[:prompt_tokens], namespace=SPACE, boundaries=boundaries)
@@ -141,21 +141,21 @@ def store(pool: PrefixPool, path: Tokens, *, system: int) -> str:
 
 
 def turn(pool: PrefixPool, prompt: Prompt, path: Tokens) -> str:
-    """One request as an engine makes it: acquire, prefill by the cuts, decode, commit."""
+    """Serve one request as an engine does: acquire, prefill by the cuts, decode, commit."""
     with admitted(pool, prompt, path) as lease:
         run(lease, path)
         return _key(lease)
 
 
 def admitted(pool: PrefixPool, prompt: Prompt, path: Tokens) -> Lease:
-    """The lease of a prompt with room for its answer, the rest of `path`."""
+    """Acquire a lease of a prompt with room for its answer, the rest of `path`."""
     lease = pool.acquire(prompt, reserve_tokens=len(path) - len(prompt))
     assert isinstance(lease, Lease)
     return lease
 
 
 def run(lease: Lease, path: Tokens) -> None:
-    """What an engine tells between acquire and commit."""
+    """Make the calls of an engine between acquire and commit."""
     lease.restore()
     for chunk in lease.chunks():
         lease.advance(path[chunk.begin : chunk.end])

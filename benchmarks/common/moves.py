@@ -30,7 +30,7 @@ SPARE_PAGES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedEntries:
-    """The size of what is moved: ``entries`` of ``tokens`` tokens with one image each."""
+    """The entries to move: ``entries`` of ``tokens`` tokens with one image each."""
 
     name: str
     tokens: int

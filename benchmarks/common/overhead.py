@@ -22,7 +22,7 @@ from benchmarks.common.conversations import (
     store,
     store_stops,
 )
-from benchmarks.common.questions import TimedTurn, then_new
+from benchmarks.common.probes import TimedTurn, then_new
 from benchmarks.common.ratios import Ratio, Timed, interleaved, ratio
 from benchmarks.common.tiered import TieredPool, UnsyncedFiles, tiered
 from ninfer_pool import PoolConfig, PrefixPool, Prompt

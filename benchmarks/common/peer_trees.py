@@ -1,7 +1,7 @@
-"""Prefix structures of other engines, measured beside the pool where they can be imported.
+"""Prefix structures of other engines, measured with the pool where they can be imported.
 
-Nothing is imported before `available_peers` is called, and a peer that is missing is a line in
-the report, never a failure.
+Nothing is imported before `available_peers` is called. A missing peer is a line in the report,
+never a failure.
 
 ==========  =====================================================================
 mlx-lm      ``pip install 'ninfer-pool[bench]'`` (mlx-lm >= 0.32 with its CPU backend):
@@ -14,8 +14,8 @@ SGLang      ``pip install --no-deps sglang==0.5.23``: `RadixCache`, a radix tree
 Not here: SGLang's Rust tree (its binary links against one exact torch build) and vLLM's block
 hashes (a wheel of several hundred megabytes for one function).
 
-What is stored beside the tokens is a payload of no size that can be cut anywhere, so what is
-timed is the structure alone, and the right answer of every lookup is the longest common prefix.
+The stored payload has no size and can be cut anywhere, so the structure alone is timed. The right
+answer of every lookup is the longest common prefix.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ Tokens = NDArray[np.int32]
 
 
 class Peer(Protocol):
-    """One engine's structure behind five verbs; `prompt` makes its own form of the tokens."""
+    """One engine's structure behind five methods."""
 
     name: str
     version: str
 
     def prompt(self, tokens: Tokens) -> Any:
-        """The tokens as the engine holds them when it asks; made before anything is timed."""
+        """Return the tokens in the engine's own form; made before anything is timed."""
 
     def build(self, entries: Sequence[Tokens]) -> None:
-        """Start afresh and store every entry."""
+        """Drop everything, then store every entry."""
 
     def lookup(self, prompt: Any) -> int:
-        """How many tokens of the prompt are found."""
+        """Return the number of tokens found."""
 
     def commit(self, prompt: Any) -> None:
-        """Look the sequence up, hold what was found, store the whole, let go."""
+        """Look the sequence up, hold the match, store the whole, release the match."""
 
     def evict(self) -> None:
-        """Remove one entry, whichever the engine's own policy picks."""
+        """Remove the entry that the engine's own policy picks."""
 
 
 def available_peers() -> tuple[list[Peer], list[tuple[str, str]]]:
-    """The peers that can be imported here, and (name, reason) for each that cannot."""
+    """Return the importable peers, and (name, reason) for each other one."""
     found: list[Peer] = []
     missing: list[tuple[str, str]] = []
     makers: list[tuple[str, Callable[[], Peer]]] = [("mlx-lm", MlxPeer), ("SGLang", SglangPeer)]
@@ -77,7 +77,7 @@ def available_peers() -> tuple[list[Peer], list[tuple[str, str]]]:
 
 
 def _check(peer: Peer) -> None:
-    """Store two short sequences, look one up, evict: what a changed version would break."""
+    """Store two short sequences, look one up, evict: calls that a changed version would break."""
     first, second = np.arange(10, dtype=np.int32), np.arange(5, 20, dtype=np.int32)
     peer.build([first, second])
     peer.commit(peer.prompt(np.arange(12, dtype=np.int32)))
@@ -182,7 +182,7 @@ class _Rows(np.ndarray[Any, np.dtype[np.int64]]):
 
 
 class _NoAllocator:
-    """Takes freed rows and forgets them."""
+    """An allocator that ignores freed rows."""
 
     device = None
 
@@ -213,7 +213,7 @@ def _load_radix_tree() -> tuple[Any, Any]:
 def _stand_ins(folder: str) -> Iterator[None]:
     """Imports find the tree's own modules and the standard library; all else is empty.
 
-    Every module that was put in place is taken out again, so nobody meets a stand-in later.
+    Every module that was put in place is removed again, so no later import finds a stand-in.
     """
     before = set(sys.modules)
     finder = _StandInFinder(folder)

@@ -1,7 +1,7 @@
-"""Times that mean something only beside another time of the same run, and their report.
+"""Ratios of times from the same run, and their report.
 
-What is compared is run in turn, again and again, so that a busy minute of the machine falls on all
-of it alike; what is reported is the ratio of two medians.
+Compared operations run in turn, again and again, so that a busy minute of the machine delays all
+of them alike. The report has the ratio of two medians.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Timed = Callable[[int], int]
 
 CAVEAT = (
     "One machine, one process, the garbage collector off, answers checked before they are timed. "
-    "What is compared runs in turn in the same process; what carries over to another machine is "
-    "the ratio of the two medians."
+    "Compared operations run in turn in the same process; the ratio of the two medians carries "
+    "over to another machine."
 )
 HEAD = (
     "op",
@@ -36,10 +36,10 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """One operation beside a floor: ``ratio`` is its median over the floor's, in microseconds.
+    """One operation and its floor: ``ratio`` is its median over the floor's, in microseconds.
 
-    ``beside`` says what the floor is, ``at_most`` what the ratio is held to (None: only told),
-    ``note`` what else was counted.
+    ``beside`` names the floor, ``at_most`` is the limit of the ratio (None: no limit), ``note``
+    holds other counts.
     """
 
     op: str
@@ -53,7 +53,7 @@ class Ratio:
 
     @property
     def met(self) -> bool:
-        """Whether the figure is met, or none is asked for."""
+        """Whether the ratio is within its limit, or has none."""
         return self.at_most is None or self.ratio <= self.at_most
 
     @property
@@ -68,7 +68,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatioReport(BenchmarkReport):
-    """All rows of one run, where it ran, and what was left out: (what, why)."""
+    """All rows of one run, its device and model, and the rows left out: (name, reason)."""
 
     device: str
     model: str
@@ -97,9 +97,9 @@ class RatioReport(BenchmarkReport):
 
 
 def interleaved(actions: Mapping[str, Timed], *, repeats: int) -> dict[str, list[int]]:
-    """Run every action once untimed, then all of them in turn; nanoseconds of each repeat.
+    """Run every action once untimed, then all of them in turn; return nanoseconds per repeat.
 
-    The order turns round with every repeat, so that none always follows the same other.
+    The order alternates, so that no action always follows the same other.
     """
     for action in actions.values():
         action(0)
@@ -121,7 +121,7 @@ def ratio(
     at_most: float | None = None,
     note: str = "",
 ) -> Ratio:
-    """Return the row of nanoseconds ``taken`` beside those of a floor."""
+    """Return the row of nanoseconds ``taken`` and of those of a floor."""
     middle, least = (statistics.median(each) / 1000 for each in (taken, floor))
     return Ratio(
         op=op,

@@ -21,8 +21,8 @@ from ninfer_pool.runner import Model, Runner, Sampling, Sequence, Tokenizer
 
 OPENINGS = (
     "She walked to the window, and looked out upon the garden, where",
-    "It was some time before either of them spoke; and when at last he did, it was to say that",
-    '"You are very kind," said Mrs. Dashwood, "but I cannot accept of it." Her daughter, who',
+    "It was some time before either of them spoke; and when at last he did, his voice was low, and",
+    '"You are very kind," replied Mrs. Dashwood, "but I cannot accept of it." Her daughter, who',
     "The party were to meet at the inn by ten o'clock, and the carriage being ordered, they",
 )
 """Text to measure drafts on: of the kind that the model learnt, but no line of it."""

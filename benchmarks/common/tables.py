@@ -4,10 +4,10 @@ A marker is ``<!-- KIND: NAME -->text<!-- end -->``. Its text follows from the r
 `docs/measurements`, from the policies or from the pages themselves:
 
 =========================================  =====================================================
-``table: NAME``                            a table of `TABLES`
-``rate: RECORD POLICY K=4``                a simulated hit rate; or ``16GiB`` in place of ``K=4``
-``measured: RECORD | OP | SHAPE | FIELD``  one field of a measured row
-``ratio: OP PROBE PEER``                   least and greatest time of the pool over that of a peer
+``table: NAME``                            a table of `TABLES`;
+``rate: RECORD POLICY K=4``                a simulated hit rate; ``16GiB`` is a bound, too;
+``measured: RECORD | OP | SHAPE | FIELD``  one field of a measured row;
+``ratio: OP PROBE PEER``                   least and greatest time of the pool over that of a peer;
 ``count: policies``                        a number of `COUNTS`
 =========================================  =====================================================
 """

@@ -1,4 +1,4 @@
-"""Timing of one operation beside the floor, and the row of the report that it makes."""
+"""Timing of one operation and its floor, as a row of the report."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 Action = Callable[[], object]
-"""What is timed; less the nanoseconds of its attribute ``excluded``, if it has one."""
+"""A timed call; the nanoseconds of its attribute ``excluded``, if any, are subtracted."""
 SECONDS_A_ROW = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microseconds:
-    """The middle of the repeats and what nine of ten stay under."""
+    """The median of the repeats, and the time that nine of ten do not exceed."""
 
     median: float
     p90: float
@@ -29,7 +29,7 @@ class Microseconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is asked, of how much: the fields of a row that name it."""
+    """The name of a row: operation, probe and sizes."""
 
     op: str
     probe: str
@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(Case):
-    """One measured operation; `ratio` is its median over `floor_us`, measured in between.
+    """One measured operation; `ratio` is its median over `floor_us`, measured between the calls.
 
     `peer` is empty for the pool itself, else the name and version of the peer.
     """
@@ -51,7 +51,7 @@ class Row(Case):
     peer: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """The row as the report's JSON holds it; `peer` only where there is one."""
+        """Return the row of the report's JSON; `peer` only where there is one."""
         record = asdict(self)
         if not self.peer:
             del record["peer"]
@@ -59,11 +59,11 @@ class Row(Case):
 
 
 class Floor:
-    """The least that finding and confirming a prefix by a hash could cost.
+    """The least cost of finding and confirming a prefix by a hash.
 
-    One xxh3-128 pass over the prompt's bytes and one comparison with the `stored` bytes, those
-    that match. `bytes.startswith` is the fastest comparison that Python has: one memcmp. It
-    reads its own copies of both, so neither it nor the operation warms the other's memory.
+    One xxh3-128 pass over the prompt's bytes and one comparison with the matching `stored`
+    bytes. `bytes.startswith` is the fastest comparison in Python: one memcmp. It reads its own
+    copies of both, so neither it nor the operation warms the other's memory.
     """
 
     def __init__(self, prompt: Tokens, *, stored: bytes) -> None:
@@ -102,7 +102,7 @@ def _row(case: Case, taken: list[int], floors: list[int], *, peer: str) -> Row:
 
 
 def p90(taken: list[int]) -> int:
-    """Return what nine of ten stay under."""
+    """Return the time that nine of ten do not exceed."""
     return sorted(taken)[(len(taken) * 9) // 10]
 
 
@@ -115,7 +115,7 @@ def _nanoseconds(action: Callable[[], object]) -> int:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """As timeit does: a collection in the middle of a call would be charged to that call."""
+    """Disable the garbage collector, as timeit does: a collection would count for one call."""
     enabled = gc.isenabled()
     gc.disable()
     try:

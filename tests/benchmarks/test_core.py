@@ -15,7 +15,7 @@ import pytest
 from benchmarks import core, hit_rate_vs_k
 from benchmarks.common import conversations, peer_trees
 from benchmarks.common.conversations import Conversations
-from benchmarks.common.questions import check_probe, evictions, probe, turns
+from benchmarks.common.probes import check_probe, evictions, probe, turns
 from benchmarks.common.report import CoreReport, write_whole
 from benchmarks.common.timing import Case, Floor, Microseconds, Row, measure
 from ninfer_pool import Prompt

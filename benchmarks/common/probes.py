@@ -1,4 +1,4 @@
-"""The questions asked of a filled pool, each with its right answer."""
+"""Calls to a filled pool, each with its right answer."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ Target: TypeAlias = tuple[FilledPool, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Tokens to look up, and the bytes of those that are stored, which it begins with."""
+    """Tokens to look up, and the bytes of the stored ones that they begin with."""
 
     tokens: Tokens
     stored: bytes
 
     @property
     def matched(self) -> int:
-        """How many of its tokens are stored."""
+        """The number of stored tokens."""
         return len(self.stored) // 4
 
 
@@ -49,9 +49,9 @@ PROBES = ("resume", "branch", "new")
 
 
 def probe(plan: Conversations, index: int, *, name: str) -> Probe:
-    """Of a stored conversation what extends it, or parts from it halfway through what is its own.
+    """Return a prompt that extends a stored conversation, or branches off it in the middle.
 
-    ``new`` is as long and unrelated.
+    ``new`` is as long and shares nothing.
     """
     path = plan.path(index)
     matched = {"resume": len(path), "branch": plan.middle, "new": 0}[name]
@@ -61,17 +61,17 @@ def probe(plan: Conversations, index: int, *, name: str) -> Probe:
 
 
 def then_new(begin: Tokens, count: int) -> Tokens:
-    """`begin`, then `count` tokens of which the first occurs nowhere else."""
+    """Return `begin`, then `count` tokens of which the first occurs nowhere else."""
     tail = random_tokens(count, 3, count)
     tail[0] = STRANGE
     return np.concatenate([begin, tail])
 
 
 def check_probe(target: Target, asked: Probe) -> None:
-    """The gate: a wrong answer is not worth timing.
+    """Confirm that a probe resumes at the right position.
 
-    The stored conversation must be resumable at its end, and the probe at the conversation's own
-    deepest position at or before the parting.
+    The stored conversation must be resumable at its end, the probe at the conversation's own
+    deepest checkpoint at or before the branch.
     """
     world, index = target
     pool, path = world.pool, world.plan.path(index)
@@ -88,13 +88,13 @@ def check_probe(target: Target, asked: Probe) -> None:
         )
 
 
-def questions(
+def repeated(
     targets: Sequence[Target], *, op: str, name: str, repeats: int
 ) -> Iterator[tuple[Action, Floor]]:
-    """Ask the same of each conversation in turn, again and again; each is checked first.
+    """Yield the same call for each conversation in turn, again and again, each checked first.
 
-    ``lookup`` asks with the same `Prompt` again, as a scheduler does for what waits;
-    ``first_lookup`` and ``explain`` with a new one each time, made before it is timed.
+    ``lookup`` repeats the same `Prompt`, as a scheduler does for a waiting request. The others
+    take a new one each time, made before it is timed.
     """
     for target in set(targets):
         check_probe(target, probe(target[0].plan, target[1], name=name))
@@ -112,9 +112,9 @@ def questions(
 
 
 def turns(targets: Iterable[Target]) -> Iterator[tuple[Action, Floor]]:
-    """For each conversation one turn that adds `TURN_TOKENS`: its acquire and its commit.
+    """Yield for each conversation one turn of `TURN_TOKENS`: its acquire and its commit.
 
-    Checked around each: it resumes at the end of what is stored, and then is stored itself.
+    Each must resume at the end of the stored conversation, and then be stored itself.
     """
     for world, index in targets:
         path = world.plan.path(index)
@@ -131,7 +131,7 @@ def turns(targets: Iterable[Target]) -> Iterator[tuple[Action, Floor]]:
 
 
 class TimedTurn:
-    """One turn; what the engine does between `acquire` and `commit` is not the turn's cost."""
+    """One turn; the engine's calls between `acquire` and `commit` are not its cost."""
 
     def __init__(self, pool: PrefixPool, prompt: Prompt, path: Tokens) -> None:
         self._pool, self._prompt, self._path = pool, prompt, path
@@ -146,7 +146,7 @@ class TimedTurn:
 
 
 def evictions(targets: Iterable[Target]) -> Iterator[tuple[Action, Floor]]:
-    """For each conversation its eviction by key; checked to be there before, and not after."""
+    """Yield for each conversation its eviction by key; it must be stored before and not after."""
     for world, index in targets:
         path = world.plan.path(index)
         _check_depth(world, path, len(path))
@@ -156,7 +156,7 @@ def evictions(targets: Iterable[Target]) -> Iterator[tuple[Action, Floor]]:
 
 
 def _boundaries(world: FilledPool, end: int) -> list[tuple[int, str]]:
-    """Every turn's boundaries are declared again in each later prompt."""
+    """Return the boundaries of a prompt, those of earlier turns among them."""
     system = [(world.plan.system, "system")] if world.plan.system else []
     return [*system, (world.plan.tokens - ANSWER_TOKENS, "turn"), (end, "turn")]
 
