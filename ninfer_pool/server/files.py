@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,39 +37,47 @@ def most_bytes(service: Service) -> int:
     return config.num_pages * page + HEADER_BYTES
 
 
+@asynccontextmanager
+async def _folder() -> AsyncIterator[Path]:
+    """Make a folder that only its owner can read, and remove it at the end."""
+    try:
+        folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="ninfer-pool-")
+    except OSError as error:
+        raise ApiError(NO_SPACE, f"file: no room for it: {error.strerror or error}") from None
+    try:
+        yield Path(folder)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
 async def download(service: Service, key: str, *, tokens: bool) -> Response:
     """Return an entry as a file.
 
     Raises:
         ApiError: it was evicted meanwhile, or there is no room for the file.
     """
-    folder = await asyncio.to_thread(_folder)
-    path = folder / f"{key}.safetensors"
     pool = service.runner.pool
-    try:
-        await service.between_steps(lambda: pool.save(key, path, tokens=tokens))
-    except BaseException as error:
-        await asyncio.to_thread(_remove, folder)
-        if isinstance(error, StoreError):
-            raise _unsaved(service, key, error) from None
-        raise
-    return _TemporaryFile(path, filename=path.name, media_type="application/octet-stream")
-
-
-def _unsaved(service: Service, key: str, error: StoreError) -> ApiError:
-    if not service.runner.pool.find(key):
-        return ApiError(404, f"no entry has the key {key!r}", param="key")
-    return ApiError(NO_SPACE, f"file: {error}")
+    async with AsyncExitStack() as stack:
+        path = await stack.enter_async_context(_folder()) / f"{key}.safetensors"
+        try:
+            await service.between_steps(lambda: pool.save(key, path, tokens=tokens))
+        except StoreError as error:
+            if not pool.find(key):
+                raise ApiError(404, f"no entry has the key {key!r}", param="key") from None
+            raise ApiError(NO_SPACE, f"file: {error}") from None
+        return _TemporaryFile(path, stack.pop_all())
 
 
 class _TemporaryFile(FileResponse):
-    """A file that is removed when it was sent, or when its client disconnected."""
+    """A file whose folder is removed when it was sent, or when its client disconnected."""
+
+    def __init__(self, path: Path, folder: AsyncExitStack) -> None:
+        super().__init__(path, filename=path.name, media_type="application/octet-stream")
+        self._folder = folder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        async with self._folder:
             await super().__call__(scope, receive, send)
-        finally:
-            _remove(Path(self.path).parent)
 
 
 async def upload(service: Service, request: HttpRequest, *, salt: str | None) -> dict[str, Any]:
@@ -78,13 +88,10 @@ async def upload(service: Service, request: HttpRequest, *, salt: str | None) ->
     """
     if not service.settings.retain:
         raise ApiError(409, "file: this server keeps nothing (--no-prefix-reuse)")
-    folder = await asyncio.to_thread(_folder)
-    try:
+    async with _folder() as folder:
         path = folder / "upload"
         await _receive(request, path, most=most_bytes(service))
         key = await _load(service, path, salt)
-    finally:
-        await asyncio.to_thread(_remove, folder)
     found = [info for info in service.runner.pool.find(key) if info.namespace.salt == salt]
     if not found:
         raise ApiError(503, f"entry {key}: it had to make room for others at once", param="key")
@@ -151,14 +158,3 @@ def _too_large(most: int) -> ApiError:
         f"file: more than {most} bytes ({format_bytes(most)}), the most that an entry can take "
         "here; needs a smaller one, or a larger --kv-budget",
     )
-
-
-def _folder() -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix="ninfer-pool-"))  # readable by its owner alone
-    except OSError as error:
-        raise ApiError(NO_SPACE, f"file: no room for it: {error.strerror or error}") from None
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

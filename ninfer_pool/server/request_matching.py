@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
 from typing import Final, NamedTuple
 
 from ninfer_pool.sim.convert.radix import RadixTree
@@ -81,20 +82,14 @@ class Tags:
 
     def __init__(self, letter: str, *, most: int = MOST_TAGS) -> None:
         self._letter = letter
-        self._most = most
-        self._made = 0
-        self._tags: OrderedDict[bytes, str] = OrderedDict()
+        self._numbers = count(1)
+        self._of_digest = lru_cache(maxsize=most)(lambda digest: self.new())
 
     def new(self) -> str:
         """Return the next name."""
-        self._made += 1
-        return f"{self._letter}{self._made}"
+        return f"{self._letter}{next(self._numbers)}"
 
     def of(self, secret: str) -> str:
         """Return the name of ``secret``; the least recently used name is dropped."""
-        digest = hashlib.blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        tag = self._tags.pop(digest, None) or self.new()
-        self._tags[digest] = tag
-        if len(self._tags) > self._most:
-            self._tags.popitem(last=False)
-        return tag
+        data = secret.encode("utf-8", "surrogatepass")
+        return self._of_digest(hashlib.blake2b(data, digest_size=16).digest())
