@@ -1,4 +1,4 @@
-"""Turns public traces and one's own logs into traces of this project's format."""
+"""Converts public traces and logs to traces of this project's format."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SOURCES: Final[tuple[Source, ...]] = ("mooncake", "kv-cache-tester", "openai-jso
 def convert(source: Source, path: Path | str, *, tokenizer: Path | None = None) -> Trace:
     """Convert a file, or for ``kv-cache-tester`` a folder of sessions, to a trace.
 
-    The modules of `ninfer_pool.sim.convert` say what each converter infers. `tokenizer` is a
-    ``tokenizer.json`` for ``openai-jsonl``; without it positions are UTF-8 bytes, and the header
-    says which.
+    The modules of `ninfer_pool.sim.convert` state each converter's rules. `tokenizer` is a
+    ``tokenizer.json`` for ``openai-jsonl``; without it positions are UTF-8 bytes. The header
+    names the kind of positions.
 
     Raises:
-        TraceError: input that does not have the shape of its source; names file, line and field.
+        TraceError: input of another shape; the message names file, line and field.
     """
     path = Path(path)
     if source == "mooncake":

@@ -1,4 +1,4 @@
-"""Model geometry: what a page and an image of a model weigh, checked that it adds up."""
+"""Model geometry: the bytes of a page and an image, checked against layers and heads."""
 
 from __future__ import annotations
 
@@ -29,20 +29,6 @@ class PageSizes:
     page_bytes: int
     image_bytes: int
     page_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """A machine: prefill speed by prompt length, and copies between host and device.
-
-    `prefill_tok_s` is ((prompt tokens, tokens a second), ...) ascending; a machine with one known
-    speed has one pair at 0 tokens.
-    """
-
-    name: str
-    prefill_tok_s: tuple[tuple[int, float], ...]
-    host_gb_s: float
-    device_image_copy_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +74,7 @@ class Geometry:
         self._check_kv()
 
     def sizes(self, *, kv: str, mtp: bool, page_tokens: int = 64) -> PageSizes:
-        """Bytes of a page and an image with KV of type `kv`, with the draft layer's KV or without.
+        """Return bytes of a page and an image for KV type `kv`; ``mtp``: the draft layer's too.
 
         Raises:
             GeometryError: `kv` is not a type this model states bytes for; the known are listed.
@@ -154,7 +140,7 @@ class Geometry:
                     raise self._error(f"{name}.{kv}", table[kv], text)
 
     def _derived(self, layers: int) -> dict[str, int]:
-        """Bytes a token of the KV types that have a formula (int8-g64: a bf16 scale for 64)."""
+        """Return bytes per token of the KV types with a formula (int8-g64: a bf16 scale per 64)."""
         values = layers * 2 * self.kv_heads * self.head_dim
         return {"bf16": values * 2, "int8-g64": values + values // 64 * 2}
 
@@ -168,15 +154,9 @@ class Geometry:
 
 
 def presets() -> dict[str, Geometry]:
-    """The models that ship with the package, by name."""
+    """Return the models that ship with the package, by name."""
     records = _object(_shipped()["models"], "models", "geometry.json")
     return {name: _geometry(name, record, "geometry.json") for name, record in records.items()}
-
-
-def speeds() -> dict[str, Speed]:
-    """The machines whose measured speeds ship with the package, by name."""
-    records = _object(_shipped()["speeds"], "speeds", "geometry.json")
-    return {name: _speed(name, record) for name, record in records.items()}
 
 
 def load_geometry(name_or_path: str | Path) -> Geometry:
@@ -240,19 +220,6 @@ def _section(value: object, name: str, origin: str) -> tuple[int, ...]:
             f"{origin}, model {name}, field mrope_section: {shown}; must be a list of counts"
         )
     return tuple(value)
-
-
-def _speed(name: str, record: object) -> Speed:
-    values = _object(record, name, "geometry.json")
-    prefill = values["prefill_tok_s"]
-    table = prefill if isinstance(prefill, dict) else {"0": prefill}
-    copy_ms = values.get("device_image_copy_ms")
-    return Speed(
-        name=name,
-        prefill_tok_s=tuple(sorted((int(at), float(str(rate))) for at, rate in table.items())),
-        host_gb_s=float(str(values["host_GB_s"])),
-        device_image_copy_ms=None if copy_ms is None else float(str(copy_ms)),
-    )
 
 
 def _object(value: object, name: str, origin: str) -> dict[str, object]:

@@ -67,7 +67,7 @@ def parse_rate(text: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"{text!r}: write a positive number of tokens a second, such as 1140")
+        raise UsageError(f"{text!r}: write a positive number of tokens per second, such as 1140")
     return value
 
 
@@ -76,7 +76,7 @@ def parse_byte_rate(text: str) -> int:
     try:
         return parse_size(text.strip().removesuffix("/s"))
     except UsageError as error:
-        raise UsageError(f"{text!r}: write bytes a second, such as 25GB or 25GiB") from error
+        raise UsageError(f"{text!r}: write bytes per second, such as 25GB or 25GiB") from error
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """The `.html` plot: one file with panels, tables and reasons, for light, dark and a phone.
 
-It asks no outside host for anything: drawings are inline SVG, fonts are the reader's own.
+It loads nothing from another host: drawings are inline SVG, fonts are the reader's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ninfer_pool.sim.report import (
     tables,
 )
 
-# Each colour of a drawing, and what it becomes on a dark page.
+# Each colour of a drawing, and its counterpart on a dark page.
 DARK = {
     "#16181d": "#f1f1ef", "#5b5f66": "#a9adb5", "#e3e4e6": "#33363c", "#ffffff": "#17181b",
     "#2a78d6": "#5b9df0", "#eb6834": "#f07f4f", "#1baf7a": "#2fc48f", "#4a3aa7": "#9c8ff0",
@@ -50,7 +50,7 @@ NAMED = {"--ink": "#16181d", "--muted": "#5b5f66", "--grid": "#e3e4e6", "--surfa
 def page(
     groups: Sequence[Sequence[Run]], *, sizes: PageSizes, draw: Callable[[Sequence[Run], str], str]
 ) -> str:
-    """The whole page; `draw` gives the SVG of one sweep of one trace's runs."""
+    """Return the whole page; `draw` returns the SVG of one sweep of one trace's runs."""
     sections = "\n".join(_section(runs, sizes=sizes, draw=draw) for runs in groups)
     names = ", ".join(dict.fromkeys(runs[0]["trace"] for runs in groups))
     heading = "Prompt tokens reused"
@@ -58,7 +58,7 @@ def page(
 
 
 def document(body: str, *, heading: str, title: str) -> str:
-    """A whole page around `body`, which is HTML; drawings in it come from `inline`."""
+    """Return a whole page around `body`, HTML whose drawings come from `inline`."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -106,11 +106,11 @@ def _title(run: Run, field: str) -> str:
 
 
 def inline(svg: str, *, title: str) -> str:
-    """An SVG file as an element of a page: no prolog or namespaces, colours that can change."""
+    """Return an SVG file as an element of a page: no prolog or namespaces, colours as variables."""
     element = svg[svg.index("<svg") :]
     element = re.sub(r'\s+(xmlns(:\w+)?|width|height)="[^"]*"', "", element, count=4)
     element = element.replace("xlink:href", "href")
-    # The drawing's own style would reach the whole page, and ids that nothing names would clash.
+    # The drawing's own style would apply to the whole page, and unused ids would clash.
     element = re.sub(r"<style.*?</style>", "", element, flags=re.DOTALL)
     named = set(re.findall(r"#([\w-]+)", element))
     element = re.sub(
@@ -121,7 +121,7 @@ def inline(svg: str, *, title: str) -> str:
 
 
 def table_html(table: TextTable) -> str:
-    """A `TextTable` as HTML; its rules become the lines that all rows have."""
+    """Return a `TextTable` as HTML; its rules become the lines that all rows have."""
     head = "".join(_cell("th", table, place) for place in enumerate(table.columns))
     rows = "\n".join(
         "<tr>" + "".join(_cell("td", table, place) for place in enumerate(row)) + "</tr>"

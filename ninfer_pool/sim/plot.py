@@ -2,7 +2,7 @@
 
 Needs matplotlib (the extra `plot`), imported here and nowhere else. The same runs give the same
 bytes under the same matplotlib: no dates, ids from a fixed salt. Lines are labelled where they end,
-so that no legend has to be looked up.
+so that no legend is needed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class PlotLine:
     """One line of a panel: swept values and hit rates in percent; a flat bound has one rate."""
 
     name: str
@@ -65,17 +65,17 @@ class Line:
 
     @property
     def colour(self) -> str:
-        """A policy's own colour, the same in every plot."""
+        """Return a policy's own colour, the same in every plot."""
         return COLOURS.get(self.name, OTHER_COLOUR)
 
     @property
     def flat(self) -> bool:
-        """Whether this is a bound without size, drawn across the panel."""
+        """Return True for a bound without size, drawn across the panel."""
         return self.name in DASHES
 
 
 def plot(groups: Sequence[Sequence[Run]], *, suffix: str, sizes: PageSizes) -> bytes:
-    """The file's bytes: one row of panels for each trace in `groups` (its runs)."""
+    """Return the file: one row of panels for each trace in `groups` (its runs)."""
     if suffix == ".html":
         from ninfer_pool.sim.page import page
 
@@ -85,7 +85,7 @@ def plot(groups: Sequence[Sequence[Run]], *, suffix: str, sizes: PageSizes) -> b
 
 
 def panel_svg(runs: Sequence[Run], field: str) -> str:
-    """One panel as SVG text whose letters stay text, to stand in a page with others."""
+    """Return one panel as SVG whose letters stay text, for a page with others."""
     salt = f"{runs[0]['trace']} {field}"
     with mpl.rc_context({**STYLE, "svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 10}):
         figure = Figure(figsize=PAGE_PANEL_INCHES)
@@ -93,8 +93,8 @@ def panel_svg(runs: Sequence[Run], field: str) -> str:
         return file_bytes(figure, "svg").decode()
 
 
-def lines(runs: Sequence[Run], field: str) -> list[Line]:
-    """The lines of one panel: bounds first, so that policies are drawn over them."""
+def lines(runs: Sequence[Run], field: str) -> list[PlotLine]:
+    """Return the lines of one panel: bounds first, so that policies are drawn over them."""
     values = sorted(points(runs, field))
     found = []
     for name in (*BOUNDS, *reversed(policies(runs))):
@@ -102,12 +102,12 @@ def lines(runs: Sequence[Run], field: str) -> list[Line]:
         known = [(value, 100 * run["hit_rate"]) for value, run in pairs if run is not None]
         if known:
             x, y = zip(*known, strict=True)
-            found.append(Line(name=name, x=x, y=y))
+            found.append(PlotLine(name=name, x=x, y=y))
     return found
 
 
 def spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
-    """Move label heights apart, in the same order, by as little as a sweep up and down needs.
+    """Return label heights moved apart, in order, by as little as a sweep up and down needs.
 
     Two neighbours end at least `gap` apart, inside [low, high] where there is room for all.
     """
@@ -125,7 +125,7 @@ def spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> 
 
 
 def file_bytes(figure: Figure, kind: str) -> bytes:
-    """A figure as a file of kind `svg` or `png`, the same bytes each time."""
+    """Return a figure as a file of kind `svg` or `png`, the same bytes each time."""
     buffer = io.BytesIO()
     FigureCanvasAgg(figure)
     metadata = NO_METADATA if kind == "svg" else {"Software": None}
@@ -187,12 +187,12 @@ def _panel(
     axes.set_title(PANEL_TITLES[field], loc="left", size=9.5, color=INK, pad=11)
 
 
-def _scale(axes: Axes, drawn: Sequence[Line], field: str) -> None:
+def _scale(axes: Axes, drawn: Sequence[PlotLine], field: str) -> None:
     values = sorted({value for line in drawn for value in line.x})
     rates = [rate for line in drawn for rate in line.y]
     axes.set_xscale("log", base=2)
     axes.set_xlim(values[0] / 1.15, values[-1] * 1.15)
-    # Start at zero unless all rates are high; say so by a round number below the lowest.
+    # Start at zero unless all rates are high; then at a round number below the lowest.
     low = 10 * max(0, int(min(rates) / 10 - 0.5))
     axes.set_ylim(low if low >= 40 else 0, 102 if max(rates) > 90 else max(rates) * 1.1 + 1)
     ticks = values[:: -(-len(values) // MOST_TICKS)]
@@ -212,7 +212,7 @@ def _tick_names(ticks: Sequence[int], field: str) -> tuple[str, list[str]]:
     return " (K unlimited)", [format_bytes(tick).replace(" ", "\n") for tick in ticks]
 
 
-def _draw(axes: Axes, line: Line) -> None:
+def _draw(axes: Axes, line: PlotLine) -> None:
     if line.flat:
         axes.axhline(line.y[0], color=line.colour, linewidth=1.3, linestyle=DASHES[line.name])
         return
@@ -224,8 +224,8 @@ def _draw(axes: Axes, line: Line) -> None:
     )  # fmt: skip
 
 
-def _label_ends(axes: Axes, drawn: Sequence[Line], *, axes_inches: float) -> None:
-    """Write name and last rate beside each line's end, moved apart and joined by a thin line."""
+def _label_ends(axes: Axes, drawn: Sequence[PlotLine], *, axes_inches: float) -> None:
+    """Write name and last rate next to each line's end, moved apart and joined by a thin line."""
     low, high = axes.get_ylim()
     gap = LABEL_GAP_POINTS / (axes_inches * 72) * (high - low)
     heights = spread([line.y[-1] for line in drawn], gap=gap, low=low, high=high)

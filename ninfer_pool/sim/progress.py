@@ -1,4 +1,4 @@
-"""A progress line on a terminal, for runs long enough that a person wonders."""
+"""A progress line on a terminal, for runs of more than a second."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Progress:
             self._draw("")
 
     def show(self, label: str, done: int, total: int) -> None:
-        """Tell that `done` of `total` steps of `label` are over; cheap enough for every step."""
+        """Show that `done` of `total` steps of `label` are over; cheap enough for every step."""
         if self._active and time.monotonic() >= self._next:
             self._next = time.monotonic() + REDRAW_SECONDS
             share = done / total if total else 1.0

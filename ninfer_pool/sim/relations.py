@@ -105,7 +105,7 @@ class Future:
         self._owner = owners(trace.requests, self.shared)
         self._owned: list[_Owned] = []
         self._place = [0] * len(trace.requests)
-        self._lay_out()
+        self._order()
         self._coming = _Minima(len(trace.requests))
         self._past = _Minima(len(trace.requests))
         for id, place in enumerate(self._place):
@@ -147,8 +147,8 @@ class Future:
         count = bisect_right(owned.parts, -position)
         return owned.first, owned.ends[count - 1] if count else owned.first
 
-    def _lay_out(self) -> None:
-        """Lay out the tour: children by falling position where they part, parents first."""
+    def _order(self) -> None:
+        """Order the tour: children by falling position where they part, parents first."""
         count = len(self._requests)
         children: list[list[int]] = [[] for _ in range(count)]
         size = [1] * count

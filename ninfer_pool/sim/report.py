@@ -1,7 +1,7 @@
-"""What a person reads after a simulation: one trace's runs as plain tables.
+"""The report of a simulation: one trace's runs as plain tables.
 
 A run is one element of the JSON contract's `runs`. The functions here only select and format:
-every figure stands in the JSON as well. A `TextTable` prints as text and is drawn by the HTML page.
+every figure is in the JSON too. A `TextTable` prints as text and is drawn by the HTML page.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TextTable:
     left: int = 1
 
     def text(self) -> str:
-        """The table for a terminal, columns two spaces apart."""
+        """Return the table for a terminal, columns two spaces apart."""
         cells = [self.columns, *(row for row in self.rows if row)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         rule = "  " + "-" * (sum(widths) + 2 * len(widths) - 2)
@@ -53,7 +53,7 @@ class TextTable:
 
 
 def report(runs: Sequence[Run], *, sizes: PageSizes) -> str:
-    """The whole report on one trace: headline, model in words, then the tables of each sweep."""
+    """Return the report on one trace: headline, model in words, then each sweep's tables."""
     parts = [headline(runs), describe_model(runs[0], sizes=sizes), ""]
     for table in tables(runs):
         parts += [table.text(), ""]
@@ -70,7 +70,7 @@ def headline(runs: Sequence[Run]) -> str:
 
 
 def describe_model(run: Run, *, sizes: PageSizes) -> str:
-    """Model, page and image sizes, and the way requests are served, in words."""
+    """Return model, page and image sizes, lanes and speeds, in words."""
     page, image = sizes.page_bytes, sizes.image_bytes
     draft = "with" if run["mtp"] else "without"
     lines = f"{run['model']}, {run['kv']} KV, {draft} MTP: "
@@ -82,12 +82,12 @@ def describe_model(run: Run, *, sizes: PageSizes) -> str:
     else:
         lines += "no image: every token position can be resumed"
     lanes = "1 lane" if run["lanes"] == 1 else f"{run['lanes']} lanes"
-    speed = f"prefill {run['prefill_rate']:g} and decode {run['decode_rate']:g} tokens a second"
+    speed = f"prefill {run['prefill_rate']:g} and decode {run['decode_rate']:g} tokens per second"
     return f"{lines}\n{lanes}, affinity {run['affinity']}, {speed}{_describe_tiers(run)}"
 
 
 def _describe_tiers(run: Run) -> str:
-    """A line on the tiers below the device, empty where there are none."""
+    """Return a line on the tiers below the device, empty where there are none."""
     below = [
         f"{name} {format_bytes(run[f'{name}_budget_bytes'])} at {run[f'{name}_rate'] / 1e9:g} GB/s"
         for name in ("host", "disk")
@@ -97,14 +97,14 @@ def _describe_tiers(run: Run) -> str:
 
 
 def below(run: Run) -> str:
-    """The tiers below the device in a few words, `host 64 GiB, disk 1 TiB`; empty: none."""
+    """Return the tiers below the device in a few words, `host 64 GiB, disk 1 TiB`; empty: none."""
     return ", ".join(
-        f"{told['tier']} {format_bytes(told['budget_bytes'])}" for told in run["tiers"][1:]
+        f"{tier['tier']} {format_bytes(tier['budget_bytes'])}" for tier in run["tiers"][1:]
     )
 
 
 def tables(runs: Sequence[Run]) -> list[TextTable]:
-    """For each sweep present: rates by policy, details by run, reasons for lost tokens."""
+    """Return per sweep: rates by policy, details by run, reasons for lost tokens."""
     found = []
     for field in SWEEPS:
         if points(runs, field):
@@ -115,17 +115,17 @@ def tables(runs: Sequence[Run]) -> list[TextTable]:
 
 
 def points(runs: Iterable[Run], field: str) -> list[int]:
-    """The values swept, in the order run; empty where `field` was not swept."""
+    """Return the values swept, in the order run; empty where `field` was not swept."""
     return list(dict.fromkeys(run[field] for run in runs if run[field] is not None))
 
 
 def policies(runs: Iterable[Run]) -> list[str]:
-    """The online policies, in the order run."""
+    """Return the online policies, in the order run."""
     return [name for name in dict.fromkeys(run["policy"] for run in runs) if name not in BOUNDS]
 
 
 def find(runs: Iterable[Run], policy: str, field: str, value: int) -> Run | None:
-    """The run of `policy` where `field` is `value`; a bound without size is at every value."""
+    """Return the run of `policy` where `field` is `value`; bounds without size match all values."""
     for run in runs:
         if run["policy"] == policy:
             if run[field] == value:
@@ -148,13 +148,13 @@ def gap_closed(runs: Sequence[Run], field: str, value: int) -> float | None:
 
 
 def rate_table(runs: Sequence[Run], field: str) -> TextTable:
-    """Share of prompt tokens reused: a row a policy and bound, a column a value."""
+    """Return the share of prompt tokens reused: a row per policy and bound, a column per value."""
     values = points(runs, field)
     rows = [_rates(runs, policy, field) for policy in policies(runs)]
     rows.append(())
     rows += [_rates(runs, bound, field) for bound in reversed(BOUNDS)]
     tiers = below(runs[0])
-    # With tiers a policy has more room than the bound: that it comes nearer says nothing of it.
+    # With tiers a policy has more room than the bound, so the bound is no measure of it.
     gaps = [None if tiers else gap_closed(runs, field, value) for value in values]
     if any(gap is not None for gap in gaps):
         cells = ("-" if gap is None else f"{100 * gap:.0f}%" for gap in gaps)
@@ -173,14 +173,14 @@ def _labels(values: Iterable[int], field: str) -> list[str]:
 
 
 def label(value: int | None, field: str) -> str:
-    """A swept value as a person reads it: `K=4`, `8 GiB`; `any` for a bound without size."""
+    """Return a swept value as text: `K=4`, `8 GiB`; `any` for a bound without size."""
     if value is None:
         return "any"
     return f"K={value}" if field == "entries" else format_bytes(value)
 
 
 def detail_table(runs: Sequence[Run], field: str) -> TextTable:
-    """A row a run: prefilled tokens, requests by reuse path, evictions, peak bytes."""
+    """Return a row per run: prefilled tokens, requests by reuse path, evictions, peak bytes."""
     chosen = [run for run in runs if run[field] is not None]
     chosen += [run for run in runs if run["policy"] in ("endless", "single_lane")]
     paths = sorted({path for run in chosen for path, n in run["reuse"].items() if n})
@@ -199,21 +199,21 @@ def detail_table(runs: Sequence[Run], field: str) -> TextTable:
 
 
 def tier_table(runs: Sequence[Run], field: str) -> TextTable:
-    """Each run with tiers: what each of them gave and took."""
+    """Return a row per run and tier: tokens reused from it, bytes restored and stored."""
     columns = ["policy", "at", "tier", "reused", "requests", "restored", "in", "stored"]
     columns += ["images", "held", "dropped"]
     rows: list[tuple[str, ...]] = []
     for run in (run for run in runs if run[field] is not None and below(run)):
-        for told in run["tiers"]:
-            device = told["tier"] == "device"
-            moved = [format_bytes(told["promoted_bytes"]), f"{told['restore_seconds']:,.1f} s"]
-            moved += [format_bytes(told["stored_bytes"]), f"{told['images']:,}"]
-            share = told["reused_tokens"] / max(1, run["input_tokens"])
-            row = [run["policy"], label(run[field], field), told["tier"], percent(share)]
-            row += [f"{told['hits']:,}", *(["-"] * 4 if device else moved)]
-            row += [format_bytes(told["bytes"]), "-" if device else f"{told['dropped']:,}"]
+        for tier in run["tiers"]:
+            device = tier["tier"] == "device"
+            moved = [format_bytes(tier["promoted_bytes"]), f"{tier['restore_seconds']:,.1f} s"]
+            moved += [format_bytes(tier["stored_bytes"]), f"{tier['images']:,}"]
+            share = tier["reused_tokens"] / max(1, run["input_tokens"])
+            row = [run["policy"], label(run[field], field), tier["tier"], percent(share)]
+            row += [f"{tier['hits']:,}", *(["-"] * 4 if device else moved)]
+            row += [format_bytes(tier["bytes"]), "-" if device else f"{tier['dropped']:,}"]
             rows.append(tuple(row))
-    title = "Each tier: tokens reused from it, what was restored from it and stored in it"
+    title = "Each tier: tokens reused from it, bytes restored from it and stored in it"
     return TextTable(title=title, columns=tuple(columns), rows=tuple(rows), left=3)
 
 
@@ -223,7 +223,7 @@ def _short(path: str) -> str:
 
 
 def reason_table(runs: Sequence[Run], field: str) -> TextTable:
-    """Tokens that matched but were prefilled again, by reason, under the first policy."""
+    """Return the matched tokens that were prefilled again, by reason, under the first policy."""
     values = points(runs, field)
     policy = (policies(runs) or ["clairvoyant"])[0]
     found = [find(runs, policy, field, value) for value in values]
@@ -236,7 +236,7 @@ def reason_table(runs: Sequence[Run], field: str) -> TextTable:
 
 
 def top(losses: Iterable[dict[str, Any]]) -> list[str]:
-    """The reasons that lost most tokens over all `losses`, worst first."""
+    """Return the reasons that lost most tokens over all `losses`, worst first."""
     total: Counter[str] = Counter()
     for loss in losses:
         total.update({reason: cell["tokens"] for reason, cell in loss.items()})
@@ -249,12 +249,12 @@ def _loss(cell: dict[str, int] | None) -> str:
 
 
 def percent(rate: float) -> str:
-    """A share as `95.5%`."""
+    """Return a share as `95.5%`."""
     return f"{100 * rate:.1f}%"
 
 
 def count(number: int) -> str:
-    """A count in few characters: `999,999`, then `8.82 M`, then `389.1 M`."""
+    """Return a count in few characters: `999,999`, then `8.82 M`, then `389.1 M`."""
     if number < 1_000_000:
         return f"{number:,}"
     return f"{number / 1e6:,.{2 if number < 10_000_000 else 1}f} M"

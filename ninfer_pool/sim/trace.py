@@ -1,17 +1,17 @@
 """Traces, version 1: how the prompts of one workload share prefixes, without text or token ids.
 
-A trace is JSON Lines: one header, then one request a line in order of arrival. The *full sequence*
-of a request is its prompt followed by its output. Tokens ``[0, shared)`` of a prompt equal its
-parent's full sequence; everything after them is new and occurs nowhere else.
+A trace is JSON Lines: one header, then one request per line in order of arrival. The *full
+sequence* of a request is its prompt followed by its output. Tokens ``[0, shared)`` of a prompt
+equal its parent's full sequence; everything after them is new and occurs nowhere else.
 
-What the reader decides where the format leaves room:
+Rules of the reader:
 
 * an unknown field is ignored (a producer may add notes) and not written back;
-* a duplicate key, a blank line inside the file and a trace without requests are errors;
-* boundaries ascend (two kinds may share a position), lie in ``[1, input]`` and not inside a media
-  span; their kinds are those that a prompt may declare, `BOUNDARY_KINDS`;
-* ``shared`` speaks of token ids alone. A media span or a salt that differs from the parent's is
-  legal: that is how a trace says "the same placeholders, another image", which is never a hit.
+* a blank line inside the file and a trace without requests are errors;
+* boundaries ascend, two kinds may share a position, and all are in ``[1, input]`` and outside of
+  media spans; their kinds are those that a prompt may declare, `BOUNDARY_KINDS`;
+* ``shared`` counts token ids alone: a media span or a salt may differ from the parent's. Such a
+  trace has the same placeholders for another image, which is never a hit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -31,20 +31,11 @@ from ninfer_pool.core.keys import is_text
 from ninfer_pool.core.namespace import MAX_SALT
 from ninfer_pool.core.prompt import KINDS
 from ninfer_pool.errors import TraceError
-from ninfer_pool.sim.jsonl import (
-    Where,
-    file_lines,
-    list_of,
-    needed,
-    parse_object,
-    seconds,
-    text_lines,
-    text_of,
-    whole,
-)
+from ninfer_pool.sim.jsonl import Fields, file_lines, read_objects
 
 FORMAT: Final = "ninfer-pool-trace"
 VERSION: Final = 1
+HEADER_TEXTS: Final = ("name", "source", "licence", "notes")
 BOUNDARY_KINDS: Final = tuple(kind for kind in KINDS if kind != "frontier")
 _REQUIRED: Final = ("id", "t", "session", "kind", "parent", "shared", "input", "output")
 
@@ -72,7 +63,7 @@ class TraceRequest:
 
     @property
     def total(self) -> int:
-        """Length of the full sequence, prompt and output, in tokens."""
+        """Return the length of the full sequence, prompt and output, in tokens."""
         return self.input + self.output
 
 
@@ -86,7 +77,7 @@ class Trace:
 
     @property
     def input_tokens(self) -> int:
-        """Prompt tokens of all requests together."""
+        """Return the prompt tokens of all requests together."""
         return sum(request.input for request in self.requests)
 
 
@@ -108,20 +99,21 @@ def parse_trace(lines: Iterable[bytes], *, name: str, origin: str) -> Trace:
     Raises:
         TraceError: as `read_trace`.
     """
-    texts = text_lines(lines, origin=origin)
-    number, text = next(texts)
-    header = _header(parse_object(text, where=Where(origin, number)), Where(origin, number))
+    objects = read_objects(lines, origin=origin)
+    header = next(objects)
+    header.constants("a trace", format=FORMAT, version=VERSION)
+    for text in HEADER_TEXTS:
+        header.text(text, "")
     requests: list[TraceRequest] = []
-    for number, text in texts:
-        where = Where(origin, number)
-        requests.append(_request(parse_object(text, where=where), requests, where))
+    for fields in objects:
+        requests.append(_request(fields, requests))
     if not requests:
         raise TraceError(f"{origin}, line 2: missing; at least one request must follow the header")
-    return Trace(name=name, header=header, requests=tuple(requests))
+    return Trace(name=name, header=header.values, requests=tuple(requests))
 
 
 def check_trace(trace: Trace) -> None:
-    """Hold a trace built in memory to the rules of the format.
+    """Check a trace built in memory against the rules of the format.
 
     Raises:
         TraceError: as `read_trace` would on the file that `write_trace` makes of it.
@@ -142,7 +134,7 @@ def write_trace(path: Path | str, trace: Trace) -> None:
     parse_trace(io.BytesIO(data), name=trace.name, origin=str(path))
     if path.suffix == ".gz":
         data = gzip.compress(data, compresslevel=9, mtime=0)
-    # Beside the target, so that the rename stays on one file system and is atomic.
+    # Next to the target, so that the rename stays on one file system and is atomic.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(data)
@@ -155,7 +147,7 @@ def write_trace(path: Path | str, trace: Trace) -> None:
 
 
 def make_header(name: str, *, source: str, licence: str, notes: str) -> dict[str, object]:
-    """Make the header of a trace."""
+    """Return the header of a trace."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -167,9 +159,9 @@ def make_header(name: str, *, source: str, licence: str, notes: str) -> dict[str
 
 
 def trace_name(path: Path) -> str:
-    """Name a trace after its file: without folder, ``.gz`` and the suffix before it.
+    """Return a trace's name: its file's, without folder, ``.gz`` and the suffix before it.
 
-    What of the name is not UTF-8 is replaced, for a plot could not show it.
+    Bytes that are not UTF-8 are replaced, for a plot could not show them.
     """
     name = os.fsencode(path.name or path.resolve().name).decode("utf-8", "replace")
     return Path(name.removesuffix(".gz")).stem or name
@@ -178,136 +170,114 @@ def trace_name(path: Path) -> str:
 # --- the rules of one line ------------------------------------------------------------------------
 
 
-def _header(header: dict[str, object], where: Where) -> dict[str, object]:
-    for name, wanted in (("format", FORMAT), ("version", VERSION)):
-        value = needed(header, name, where)
-        if type(value) is not type(wanted) or value != wanted:
-            raise where.error(name, value, f"{json.dumps(wanted)} (the header of a trace)")
-    for name in ("name", "source", "licence", "notes"):
-        if name in header:
-            text_of(header[name], name, where)
-    return header
-
-
-def _request(record: dict[str, object], earlier: list[TraceRequest], where: Where) -> TraceRequest:
+def _request(fields: Fields, earlier: list[TraceRequest]) -> TraceRequest:
     for name in _REQUIRED:
-        if name not in record:
-            raise where.missing(name)
-    length = whole(record["input"], "input", where, least=1)
-    parent = _parent(record["parent"], earlier, where)
-    media = _media(record.get("media", []), length, where)
+        fields.get(name)
+    length = fields.whole("input", least=1)
+    parent = _parent(fields, earlier)
+    media = _media(fields, length)
     return TraceRequest(
-        id=_id(record["id"], len(earlier), where),
-        t=_time(record["t"], earlier, where),
-        session=text_of(record["session"], "session", where),
-        kind=text_of(record["kind"], "kind", where),
+        id=_id(fields, len(earlier)),
+        t=_time(fields, earlier),
+        session=fields.text("session"),
+        kind=fields.text("kind"),
         parent=None if parent is None else parent.id,
-        shared=_shared(record["shared"], parent, length, where),
+        shared=_shared(fields, parent, length),
         input=length,
-        output=whole(record["output"], "output", where, least=0),
-        boundaries=_boundaries(record.get("boundaries", []), length, media, where),
-        salt=_salt(record.get("salt"), where),
-        retain=_retain(record.get("retain", True), where),
+        output=fields.whole("output"),
+        boundaries=read_boundaries(fields, length, media),
+        salt=_salt(fields) if fields.has("salt") else None,
+        retain=fields.flag("retain", default=True),
         media=media,
     )
 
 
-def _id(value: object, expected: int, where: Where) -> int:
+def _id(fields: Fields, expected: int) -> int:
+    value = fields.get("id")
     if type(value) is not int or value != expected:
-        raise where.error("id", value, f"{expected} (ids count 0, 1, 2 ... in file order)")
+        raise fields.error("id", value, f"{expected} (ids count 0, 1, 2 ... in file order)")
     return value
 
 
-def _time(value: object, earlier: list[TraceRequest], where: Where) -> float:
-    now = seconds(value, "t", where)
+def _time(fields: Fields, earlier: list[TraceRequest]) -> float:
+    now = fields.seconds("t")
     if earlier and now < earlier[-1].t:
-        raise where.error("t", value, f"{earlier[-1].t} or later (time never goes back)")
+        raise fields.error("t", fields.get("t"), f"{earlier[-1].t} or later (time never goes back)")
     return now
 
 
-def _parent(value: object, earlier: list[TraceRequest], where: Where) -> TraceRequest | None:
+def _parent(fields: Fields, earlier: list[TraceRequest]) -> TraceRequest | None:
+    value = fields.get("parent")
     if value is None:
         return None
     if type(value) is not int or not 0 <= value < len(earlier):
         wanted = f"null or the id of an earlier request, 0 to {len(earlier) - 1}"
-        raise where.error("parent", value, wanted if earlier else "null on the first request")
+        raise fields.error("parent", value, wanted if earlier else "null on the first request")
     return earlier[value]
 
 
-def _shared(value: object, parent: TraceRequest | None, length: int, where: Where) -> int:
-    shared = whole(value, "shared", where, least=0)
+def _shared(fields: Fields, parent: TraceRequest | None, length: int) -> int:
+    shared = fields.whole("shared")
     if parent is None:
         if shared:
-            raise where.error("shared", shared, "0 where parent is null")
+            raise fields.error("shared", shared, "0 where parent is null")
         return 0
-    if shared > parent.total:
-        wanted = f"at most {parent.total}, the full sequence of parent {parent.id}"
-        raise where.error("shared", shared, wanted)
+    check_shared(fields, shared, parent)
     if shared > length:
-        raise where.error("shared", shared, f"at most {length}, the input")
+        raise fields.error("shared", shared, f"at most {length}, the input")
     return shared
 
 
-def _boundaries(
-    value: object, length: int, media: tuple[tuple[int, int, str], ...], where: Where
+def check_shared(fields: Fields, shared: int, parent: TraceRequest, id: int | None = None) -> None:
+    """Check that a request shares no more than its parent has; ``id``: the parent's in the file."""
+    if shared > parent.total:
+        name = parent.id if id is None else id
+        wanted = f"at most {parent.total}, the full sequence of parent {name}"
+        raise fields.error("shared", shared, wanted)
+
+
+def read_boundaries(
+    fields: Fields, length: int, media: tuple[tuple[int, int, str], ...] = ()
 ) -> tuple[tuple[int, str], ...]:
-    previous = 0
+    """Return the boundaries of a prompt of `length` tokens, checked."""
+    previous = 1
     found: list[tuple[int, str]] = []
-    for item in _items(value, "boundaries", 2, "[position, kind]", where):
-        position = whole(item[0], "boundaries", where, least=1)
-        kind = item[1]
+    for value, kind in fields.tuples("boundaries", 2, "[position, kind]"):
+        position = fields.whole_item("boundaries", value, least=previous)
         if position > length:
-            raise where.error("boundaries", position, f"at most {length}, the input")
-        if position < previous:
-            raise where.error("boundaries", position, f"{previous} or more, as the one before it")
+            raise fields.error("boundaries", position, f"at most {length}, the input")
         if any(begin < position < end for begin, end, _ in media):
-            raise where.error("boundaries", position, "outside every media span")
+            raise fields.error("boundaries", position, "outside every media span")
         if not isinstance(kind, str) or kind not in BOUNDARY_KINDS:
-            raise where.error("boundaries", kind, "one of " + ", ".join(BOUNDARY_KINDS))
+            raise fields.error("boundaries", kind, "one of " + ", ".join(BOUNDARY_KINDS))
         found.append((position, kind))
         previous = position
     return tuple(found)
 
 
-def _media(value: object, length: int, where: Where) -> tuple[tuple[int, int, str], ...]:
+def _media(fields: Fields, length: int) -> tuple[tuple[int, int, str], ...]:
     previous = 0
     found: list[tuple[int, int, str]] = []
-    for item in _items(value, "media", 3, "[begin, end, digest]", where):
-        begin = whole(item[0], "media", where, least=0)
-        end = whole(item[1], "media", where, least=1)
-        digest = item[2]
+    for first, last, digest in fields.tuples("media", 3, "[begin, end, digest]"):
+        begin = fields.whole_item("media", first)
+        end = fields.whole_item("media", last, least=1)
         if begin < previous:
             wanted = f"begin at {previous} or later (spans ascend and do not overlap)"
-            raise where.error("media", begin, wanted)
+            raise fields.error("media", begin, wanted)
         if not begin < end <= length:
-            raise where.error("media", [begin, end], f"begin < end <= {length}, the input")
+            raise fields.error("media", [begin, end], f"begin < end <= {length}, the input")
         if not isinstance(digest, str) or not digest:
-            raise where.error("media", digest, "a digest, a string that is not empty")
+            raise fields.error("media", digest, "a digest, a string that is not empty")
         found.append((begin, end, digest))
         previous = end
     return tuple(found)
 
 
-def _items(value: object, name: str, size: int, shape: str, where: Where) -> Iterator[list[object]]:
-    for item in list_of(value, name, where):
-        if not isinstance(item, list) or len(item) != size:
-            raise where.error(name, item, shape)
-        yield item
-
-
-def _salt(value: object, where: Where) -> str | None:
-    if value is None:
-        return None
-    salt = text_of(value, "salt", where)
+def _salt(fields: Fields) -> str:
+    salt = fields.text("salt")
     if not 1 <= len(salt) <= MAX_SALT or not is_text(salt):
-        raise where.error("salt", value, f"1 to {MAX_SALT} characters of valid Unicode")
+        raise fields.error("salt", salt, f"1 to {MAX_SALT} characters of valid Unicode")
     return salt
-
-
-def _retain(value: object, where: Where) -> bool:
-    if not isinstance(value, bool):
-        raise where.error("retain", value, "true or false")
-    return value
 
 
 # --- writing --------------------------------------------------------------------------------------

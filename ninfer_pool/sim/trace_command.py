@@ -10,9 +10,7 @@ from ninfer_pool.errors import UsageError
 from ninfer_pool.sim import options
 from ninfer_pool.sim.converters import convert
 from ninfer_pool.sim.report import percent
-from ninfer_pool.sim.trace import Trace, TraceRequest, read_trace, write_trace
-
-HEADER_FIELDS = ("name", "source", "licence", "notes")
+from ninfer_pool.sim.trace import HEADER_TEXTS, Trace, TraceRequest, read_trace, write_trace
 
 
 def convert_trace(args: argparse.Namespace) -> None:
@@ -39,7 +37,7 @@ def print_info(args: argparse.Namespace) -> None:
 def trace_info(trace: Trace) -> Iterator[str]:
     """Yield lines on a trace: header, sizes, kinds, and how prompts part from their parents."""
     requests = trace.requests
-    for name in HEADER_FIELDS:
+    for name in HEADER_TEXTS:
         if trace.header.get(name):
             yield _line(name, " ".join(str(trace.header[name]).split()))
     yield _line("requests", f"{len(requests):,} over {duration(requests[-1].t - requests[0].t)}")

@@ -36,8 +36,14 @@ BAD_OPTIONS = [
     (["--host-budget", "1GiB", "--disk-budget", "1MB"], "--disk-budget: 977 KiB is smaller"),
     (["--host-rate", "25GB"], "--host-rate: there is no host tier; give --host-budget too"),
     (["--host-budget", "1GiB", "--disk-rate", "2GB"], "there is no disk tier"),
-    (["--host-budget", "1GiB", "--host-rate", "fast"], "--host-rate: 'fast': write bytes a second"),
-    (["--disk-budget", "1GiB", "--disk-rate", "-1GB"], "--disk-rate: '-1GB': write bytes a second"),
+    (
+        ["--host-budget", "1GiB", "--host-rate", "fast"],
+        "--host-rate: 'fast': write bytes per second",
+    ),
+    (
+        ["--disk-budget", "1GiB", "--disk-rate", "-1GB"],
+        "--disk-rate: '-1GB': write bytes per second",
+    ),
     (["--affinity", "loose"], "--affinity: invalid choice: 'loose'"),
     (["--model", "gpt"], "gpt"),
     (["--kv", "int3"], "int3"),

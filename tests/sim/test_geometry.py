@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ninfer_pool.errors import GeometryError
-from ninfer_pool.sim.geometry import Geometry, load_geometry, presets, speeds
+from ninfer_pool.sim.geometry import Geometry, load_geometry, presets
 
 SHIPPED: dict[str, Any] = json.loads(
     (resources.files("ninfer_pool.sim") / "geometry.json").read_text(encoding="utf-8")
@@ -162,15 +162,6 @@ def test_an_unknown_model_lists_the_known_ones(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.json", tmp_path / "absent" / "x.json"):
         with pytest.raises(GeometryError, match="cannot be read"):
             load_geometry(path)
-
-
-def test_speeds_are_shipped() -> None:
-    assert {name: speed.prefill_tok_s for name, speed in speeds().items()} == {
-        "2xV100": ((0, 1140.0),),
-        "RTX5090": ((8192, 10000.0), (121000, 4200.0)),
-    }
-    assert speeds()["RTX5090"].device_image_copy_ms == 0.25
-    assert speeds()["2xV100"].host_gb_s == 3.1
 
 
 def test_a_geometry_cannot_be_changed() -> None:

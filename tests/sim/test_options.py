@@ -69,7 +69,7 @@ def test_a_rate_is_positive_and_finite(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-3", "nan", "25G", "25GB/h", "/s", ""])
 def test_a_byte_rate_is_a_size_a_second(text: str) -> None:
-    with pytest.raises(UsageError, match="bytes a second, such as 25GB or 25GiB"):
+    with pytest.raises(UsageError, match="bytes per second, such as 25GB or 25GiB"):
         options.parse_byte_rate(text)
     assert options.parse_byte_rate("25GB") == options.parse_byte_rate("25GB/s") == 25 * 10**9
     assert options.parse_byte_rate("1.5GiB") == 3 << 29

@@ -225,7 +225,6 @@ def test_a_header_that_is_not_one_is_named(
         (HEADER + "\n" + "[" * 100_000, "line 2: not valid JSON"),
         (f"{HEADER}\n\n{json.dumps(line())}\n", "line 2: blank"),
         (f"\n{HEADER}\n{json.dumps(line())}\n", "line 1: blank"),
-        (f'{HEADER}\n{{"id":0,"id":0}}\n', "line 2, field id: 0; must be given once"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused(

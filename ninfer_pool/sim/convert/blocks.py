@@ -6,26 +6,25 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ninfer_pool.sim.jsonl import Where, list_of, whole
+from ninfer_pool.sim.jsonl import Fields
 
 ROOT: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockMatch:
-    """What earlier prompts share with one.
-
-    `depth` is how many leading blocks are shared, `newest` the latest request that shares them all,
-    `ended` the latest whose blocks are exactly these (None where none is).
-    """
+    """The longest prefix of blocks that earlier prompts share with one."""
 
     depth: int
+    """Leading blocks that are shared."""
     newest: int | None
+    """The latest request that shares them all."""
     ended: int | None
+    """The latest request whose blocks are exactly these."""
 
 
 class BlockTrie:
-    """A trie over block ids; remembers which request passed through and ended at each node."""
+    """A trie over block ids; each node has the latest request through it and to it."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, Hashable], int] = {}
@@ -33,7 +32,7 @@ class BlockTrie:
         self._ended: dict[int, int] = {}
 
     def match(self, blocks: Sequence[Hashable]) -> BlockMatch:
-        """Find the deepest shared prefix of `blocks`; O(depth)."""
+        """Return the deepest shared prefix of `blocks`; O(depth)."""
         node, depth = ROOT, 0
         for block in blocks:
             child = self._next.get((node, block))
@@ -45,7 +44,7 @@ class BlockTrie:
         return BlockMatch(depth=depth, newest=self._newest[node], ended=self._ended.get(node))
 
     def add(self, blocks: Sequence[Hashable], request: int) -> None:
-        """Remember the blocks of `request`, now the newest on its path; O(blocks)."""
+        """Add the blocks of `request`, now the newest on its path; O(blocks)."""
         node = ROOT
         for block in blocks:
             node = self._next.setdefault((node, block), len(self._next) + 1)
@@ -53,11 +52,11 @@ class BlockTrie:
         self._ended[node] = request
 
 
-def block_ids(value: object, where: Where, *, name: str, tokens: int, size: int) -> list[int]:
-    """Check a list of block ids of a prompt of `tokens` tokens: no more than it has blocks."""
-    ids = [whole(item, name, where, least=0) for item in list_of(value, name, where)]
+def block_ids(fields: Fields, *, tokens: int, size: int) -> list[int]:
+    """Return the field ``hash_ids``: at most as many ids as `tokens` tokens have blocks."""
+    ids = [fields.whole_item("hash_ids", item) for item in fields.items("hash_ids")]
     most = -(-tokens // size)
     if len(ids) > most:
         wanted = f"at most {most}, {tokens} tokens in blocks of {size}"
-        raise where.error(name, f"{len(ids)} blocks", wanted)
+        raise fields.error("hash_ids", f"{len(ids)} blocks", wanted)
     return ids

@@ -1,43 +1,36 @@
-"""Logs of chat requests in OpenAI's format, one a line, as a trace.
+"""Logs of chat requests in OpenAI's format, one per line, as a trace.
 
 A line is a request with ``messages`` and optional ``tools``, or holds one under ``body`` or
-``request``. Beside it the line may say when (``t``, ``timestamp``, ``created``; numbers or ISO
-8601; in order; without any, requests come one a second), who (``session_id``, ``user``,
-``prompt_cache_key``), what was answered (``response``: a text, a message, or the API's answer) and
-how long that was (``usage.completion_tokens``, else ``max_tokens``).
+``request``. Optional fields of the line:
 
-What is inferred:
+* the time: ``t``, ``timestamp``, ``created``; numbers or ISO 8601, in order. Without any, requests
+  arrive one per second;
+* the client: ``session_id``, ``user``, ``prompt_cache_key``;
+* the answer: ``response``, a text, a message, or the API's answer;
+* its length: ``usage.completion_tokens``, else ``max_tokens``.
+
+Rules of the conversion:
 
 * the parent is the earlier request whose full sequence shares the longest prefix, compared
   position by position, the most recent one where several do;
-* an answer that is not logged is read from the first later prompt that repeats the whole prompt and
-  goes on with an assistant's message, unless the log says that it held hidden reasoning. Until
-  then its length is what the log counts, in the log's tokens whatever positions are;
-* a request without a hint of its session has that of the prompt it goes on from, or a new one.
+* an answer that is not logged is read from the first later prompt that repeats the whole prompt
+  and continues with an assistant's message. An answer with hidden reasoning is never read so.
+  Until then its length is the logged one, in the log's tokens whatever positions are;
+* a request without a hint of its session has that of the prompt it continues, or a new one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from ninfer_pool.sim.convert.chatml import MEDIA_POSITIONS, render_prompt, render_reply
-from ninfer_pool.sim.convert.counting import ByteCounter, Counter, TokenCounter
+from ninfer_pool.sim.convert.counting import ByteCounter, PositionCounter, TokenCounter
 from ninfer_pool.sim.convert.radix import RadixTree
-from ninfer_pool.sim.jsonl import (
-    Where,
-    file_lines,
-    list_of,
-    object_of,
-    parse_object,
-    seconds,
-    text_lines,
-    text_of,
-    whole,
-)
+from ninfer_pool.sim.jsonl import Fields, file_lines, read_objects
 from ninfer_pool.sim.trace import Trace, TraceRequest, make_header, trace_name
 
 _SESSION_FIELDS: Final = ("session_id", "user", "prompt_cache_key")
@@ -54,7 +47,7 @@ def convert_chat(path: Path, *, tokenizer: Path | None = None) -> Trace:
     Raises:
         TraceError: a malformed line, or a tokenizer that cannot be used.
     """
-    counter: Counter = ByteCounter() if tokenizer is None else TokenCounter(tokenizer)
+    counter: PositionCounter = ByteCounter() if tokenizer is None else TokenCounter(tokenizer)
     linker = _Linker(counter)
     for line in _lines(path):
         linker.add(line)
@@ -74,103 +67,93 @@ def convert_chat(path: Path, *, tokenizer: Path | None = None) -> Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """One line of the log: the chat request and what is logged beside it."""
+    """One line of the log: the chat request and the optional fields of the line."""
 
-    where: Where
     t: float
-    request: dict[str, object]
+    request: Fields
     session: str | None
     kind: str
-    reply: dict[str, object] | None
+    reply: Fields | None
     counted: int
-    """Length of the answer as logged, in tokens; 0 where the log does not say."""
+    """Logged length of the answer in tokens; 0 where there is none."""
     hidden: bool
-    """The answer held reasoning that the log does not show."""
+    """The answer held reasoning that is not in the log."""
 
 
 def _lines(path: Path) -> Iterator[_Line]:
     clock = _Clock()
-    for number, text in text_lines(file_lines(path), origin=str(path)):
-        where = Where(str(path), number)
-        record = parse_object(text, where=where)
-        request = _request(record, where)
-        records = (record,) if request is record else (record, request)
-        answer = _answer(record, where)
-        reply = _reply(answer, where)
-        counted, reasoning = _counted([*records, answer], where)
-        shown = reply is not None and any(reply.get(f) for f in ("reasoning_content", "reasoning"))
+    for line in read_objects(file_lines(path), origin=str(path)):
+        request = _request(line)
+        records = (line,) if request is line else (line, request)
+        answer = _answer(line)
+        reply = _reply(answer)
+        counted, reasoning = _counted([*records, answer])
+        shown = reply is not None and any(
+            reply.values.get(name) for name in ("reasoning_content", "reasoning")
+        )
         yield _Line(
-            where=where,
-            t=clock.read(record, where),
+            t=clock.read(line),
             request=request,
-            session=_session(records, where),
-            kind=text_of(record.get("kind", "main"), "kind", where),
+            session=_session(records),
+            kind=line.text("kind", "main"),
             reply=reply,
             counted=counted,
             hidden=reasoning > 0 and not shown,
         )
 
 
-def _request(record: dict[str, object], where: Where) -> dict[str, object]:
+def _request(line: Fields) -> Fields:
     for name in ("body", "request"):
-        if "messages" not in record and record.get(name) is not None:
-            return object_of(record[name], name, where)
-    return record
+        if "messages" not in line.values and line.has(name):
+            return Fields(line.child(name).values, line.where)  # errors name its own fields
+    return line
 
 
-def _session(records: tuple[dict[str, object], ...], where: Where) -> str | None:
+def _session(records: tuple[Fields, ...]) -> str | None:
     for record in records:
         for name in _SESSION_FIELDS:
-            value = record.get(name)
-            if value is not None:
-                return str(value) if type(value) is int else text_of(value, name, where)
+            if record.has(name):
+                value = record.get(name)
+                return str(value) if type(value) is int else record.text(name)
     return None
 
 
-def _answer(record: dict[str, object], where: Where) -> dict[str, object]:
-    """What the line holds of the answer: an API answer, a message, or nothing."""
-    response = record.get("response")
+def _answer(line: Fields) -> Fields:
+    """Return the answer in a line: an API answer, a message, or nothing."""
+    response = line.values.get("response")
     if response is None:
-        return {"choices": record["choices"]} if record.get("choices") is not None else {}
+        choices = {"choices": line.values["choices"]} if line.has("choices") else {}
+        return Fields(choices, line.where, "response.")
     if isinstance(response, str):
-        return {"role": "assistant", "content": response}
-    answer = object_of(response, "response", where)
-    inner = answer.get("body")
-    return answer if inner is None else object_of(inner, "response.body", where)
+        return Fields({"role": "assistant", "content": response}, line.where, "response.")
+    answer = line.child("response")
+    return answer.child("body") if answer.has("body") else answer
 
 
-def _reply(answer: dict[str, object], where: Where) -> dict[str, object] | None:
-    choices = answer.get("choices")
-    if choices is None:
-        return answer if "content" in answer or "tool_calls" in answer else None
-    items = list_of(choices, "response.choices", where)
-    if not items:
-        return None
-    message = object_of(items[0], "response.choices[0]", where).get("message")
-    name = "response.choices[0].message"
-    return None if message is None else object_of(message, name, where)
+def _reply(answer: Fields) -> Fields | None:
+    if not answer.has("choices"):
+        return answer if {"content", "tool_calls"} & set(answer.values) else None
+    choices = answer.items("choices")
+    first = answer.item("choices[0]", choices[0]) if choices else None
+    return first.child("message") if first is not None and first.has("message") else None
 
 
-def _counted(records: list[dict[str, object]], where: Where) -> tuple[int, int]:
-    """Tokens of the answer and of its reasoning, as the log counts them."""
+def _counted(records: list[Fields]) -> tuple[int, int]:
+    """Return the tokens of the answer and of its reasoning, as the log counts them."""
     for record in records:
-        if record.get("usage") is None:
+        usage = record.child("usage") if record.has("usage") else None
+        if usage is None or not usage.has("completion_tokens"):
             continue
-        usage = object_of(record["usage"], "usage", where)
-        if usage.get("completion_tokens") is None:
-            continue
-        name = "usage.completion_tokens"
-        details = usage.get("completion_tokens_details")
-        held = object_of(details, f"{name}_details", where) if details is not None else {}
-        reasoning = held.get("reasoning_tokens") or 0
-        return (
-            whole(usage["completion_tokens"], name, where, least=0),
-            whole(reasoning, f"{name}_details.reasoning_tokens", where, least=0),
-        )
+        reasoning = 0
+        if usage.has("completion_tokens_details"):
+            details = usage.child("completion_tokens_details")
+            if details.has("reasoning_tokens"):
+                reasoning = details.whole("reasoning_tokens")
+        return usage.whole("completion_tokens"), reasoning
     for record in records:
         for name in ("max_completion_tokens", "max_tokens"):
-            if record.get(name) is not None:
-                return whole(record[name], name, where, least=0), 0
+            if record.has(name):
+                return record.whole(name), 0
     return 0, 0
 
 
@@ -182,64 +165,48 @@ class _Clock:
     first: float = 0.0
     last: float = -1.0
 
-    def read(self, record: dict[str, object], where: Where) -> float:
-        """Time of the next request; without any in the log, one second after the one before."""
-        found = next((name for name in _TIME_FIELDS if record.get(name) is not None), None)
+    def read(self, line: Fields) -> float:
+        """Return the time of the next request, one second after the last where none is logged."""
+        found = next((name for name in _TIME_FIELDS if line.has(name)), None)
         if self.last < 0:
             self.field = found
         if found != self.field:
             if self.field is None:
                 wanted = "left out, as on the first line, or given on every line"
-                raise where.error(str(found), record[str(found)], wanted)
-            raise where.missing(self.field)
+                raise line.error(str(found), line.get(str(found)), wanted)
+            raise line.missing(self.field)
         if found is None:
             self.last = self.last + 1.0 if self.last >= 0 else 0.0
             return self.last
-        now = _time(record[found], found, where)
+        now = _time(line, found)
         if self.last < 0:
             self.first = now
         elif now < self.first + self.last:
             wanted = "no earlier than on the line before; sort the lines by it"
-            raise where.error(found, record[found], wanted)
+            raise line.error(found, line.get(found), wanted)
         # Not below the one before by a rounding error.
         self.last = max(self.last, round(now - self.first, 6))
         return self.last
 
 
-def _time(value: object, name: str, where: Where) -> float:
+def _time(line: Fields, name: str) -> float:
+    value = line.get(name)
     if isinstance(value, str):
         try:
             return datetime.fromisoformat(value.strip().replace("Z", "+00:00")).timestamp()
         except (ValueError, OverflowError, OSError) as error:
             wanted = "a number of seconds or a time in ISO 8601"
-            raise where.error(name, value, wanted) from error
-    time = seconds(value, name, where)
+            raise line.error(name, value, wanted) from error
+    time = line.seconds(name)
     return time / 1000 if time >= _MILLISECONDS_FROM else time
 
 
 # --- linking --------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, kw_only=True)
-class _Draft:
-    """A request whose answer a later prompt may still tell."""
-
-    t: float
-    session: str
-    kind: str
-    parent: int | None
-    shared: int
-    input: int
-    output: int
-    untold: bool
-    """The answer is not in the log and may be read from a later prompt."""
-    boundaries: list[tuple[int, str]]
-    media: list[tuple[int, int, str]]
-
-
 @dataclass(slots=True)
 class _Laid:
-    """A prompt laid out in positions: `replies` maps a turn point to the end of its reply."""
+    """A prompt in positions: `replies` maps a turn point to the end of its reply."""
 
     units: bytes = b""
     boundaries: list[tuple[int, str]] = field(default_factory=list)
@@ -250,80 +217,66 @@ class _Laid:
 class _Linker:
     """Finds each prompt's parent among all earlier full sequences."""
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, counter: PositionCounter) -> None:
         self._counter = counter
         self._tree = RadixTree(unit=counter.unit)
-        self._drafts: list[_Draft] = []
+        self._requests: list[TraceRequest] = []
+        self._unread: set[int] = set()
+        """Requests whose answer is not in the log, so that a later prompt may show it."""
 
     def add(self, line: _Line) -> None:
-        """Take the next request in order of arrival."""
-        laid = self._lay(line)
-        length = len(laid.units) // self._counter.unit
+        """Add the next request in order of arrival."""
+        laid, id = self._lay_out(line.request), len(self._requests)
         parent, shared = self._parent(laid)
-        told = b"" if line.reply is None or line.hidden else self._reply(line.reply, line.where)
-        output = len(told) // self._counter.unit if told else line.counted
-        id = len(self._drafts)
-        self._tree.add(laid.units + told, id)
-        self._drafts.append(
-            _Draft(
+        reply = b""
+        if line.reply is not None and not line.hidden:
+            reply = b"".join(map(self._counter.units, render_reply(line.reply)))
+        self._tree.add(laid.units + reply, id)
+        if not reply and not line.hidden:
+            self._unread.add(id)
+        self._requests.append(
+            TraceRequest(
+                id=id,
                 t=line.t,
                 session=line.session or self._session(parent, shared),
                 kind=line.kind,
                 parent=parent,
                 shared=shared,
-                input=length,
-                output=output,
-                untold=not told and not line.hidden,
-                boundaries=laid.boundaries,
-                media=laid.media,
+                input=len(laid.units) // self._counter.unit,
+                output=len(reply) // self._counter.unit if reply else line.counted,
+                boundaries=tuple(laid.boundaries),
+                media=tuple(laid.media),
             )
         )
 
     def requests(self) -> tuple[TraceRequest, ...]:
-        """All requests, with what later prompts told of earlier answers."""
-        return tuple(
-            TraceRequest(
-                id=id,
-                t=draft.t,
-                session=draft.session,
-                kind=draft.kind,
-                parent=draft.parent,
-                shared=draft.shared,
-                input=draft.input,
-                output=draft.output,
-                boundaries=tuple(draft.boundaries),
-                media=tuple(draft.media),
-            )
-            for id, draft in enumerate(self._drafts)
-        )
+        """Return all requests, with the answers that later prompts showed."""
+        return tuple(self._requests)
 
-    def _lay(self, line: _Line) -> _Laid:
+    def _lay_out(self, request: Fields) -> _Laid:
         laid, parts, at, turn = _Laid(), list[bytes](), 0, 0
-        for segment in render_prompt(line.request, line.where):
-            parts.append(self._counter.units(segment))
+        for piece in render_prompt(request):
+            parts.append(self._counter.units(piece))
             begin, at = at, at + len(parts[-1]) // self._counter.unit
-            if segment.media is not None:
-                laid.media.append((begin, at, segment.media))
-            if segment.mark == "reply":
+            if piece.media is not None:
+                laid.media.append((begin, at, piece.media))
+            if piece.end == "reply":
                 laid.replies[turn] = at
-            elif segment.mark:
-                laid.boundaries.append((at, segment.mark))
+            elif piece.end:
+                laid.boundaries.append((at, piece.end))
                 turn = at
         laid.units = b"".join(parts)
         return laid
-
-    def _reply(self, message: dict[str, object], where: Where) -> bytes:
-        return b"".join(map(self._counter.units, render_reply(message, "response", where)))
 
     def _parent(self, laid: _Laid) -> tuple[int | None, int]:
         shared, parent = self._tree.match(laid.units)
         if parent is None:
             return None, 0
-        before = self._drafts[parent]
+        before = self._requests[parent]
         reply_end = laid.replies.get(before.input)
-        if before.untold and shared == before.input and reply_end is not None:
-            before.untold = False
-            before.output = reply_end - before.input
+        if parent in self._unread and shared == before.input and reply_end is not None:
+            self._unread.remove(parent)
+            self._requests[parent] = replace(before, output=reply_end - before.input)
             return parent, reply_end
         for begin, end, _ in laid.media:
             if begin < shared < end:
@@ -331,6 +284,6 @@ class _Linker:
         return (parent, shared) if shared else (None, 0)
 
     def _session(self, parent: int | None, shared: int) -> str:
-        if parent is not None and shared >= self._drafts[parent].input:
-            return self._drafts[parent].session
-        return f"s{len(self._drafts)}"
+        if parent is not None and shared >= self._requests[parent].input:
+            return self._requests[parent].session
+        return f"s{len(self._requests)}"

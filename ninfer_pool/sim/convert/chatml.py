@@ -1,10 +1,10 @@
-"""Chat requests rendered in ChatML, cut where a checkpoint may stand.
+"""Chat requests rendered in ChatML, cut where a checkpoint may be.
 
 Tools come first, inside the system message. A message is ``<|im_start|>role``, a line feed, its
 content, ``<|im_end|>`` and a line feed; the prompt ends with ``<|im_start|>assistant`` and a line
-feed. The *reply* of an assistant message is what a model generates after that: its content, its
-tool calls and ``<|im_end|>``. An image, a sound or a file stands for `MEDIA_POSITIONS` positions,
-because a log does not say how many the model gave it.
+feed. The *reply* of an assistant message is the text that a model generates after that: its
+content, its tool calls and ``<|im_end|>``. An image, a sound or a file stands for
+`MEDIA_POSITIONS` positions, because a log does not have their number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ninfer_pool.sim.jsonl import Where, list_of, object_of, text_of
+from ninfer_pool.sim.jsonl import Fields
 
 MEDIA_POSITIONS: Final = 256
 GENERATION_PROMPT: Final = "<|im_start|>assistant\n"
@@ -23,148 +23,126 @@ _END: Final = "<|im_end|>"
 _TEXT_PARTS: Final = ("text", "input_text", "output_text", "refusal")
 _SYSTEM_ROLES: Final = ("system", "developer")
 
-Mark = Literal["", "system", "turn", "reply"]
+End = Literal["", "system", "turn", "reply"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class PromptPiece:
     """A piece of a rendered prompt that is always tokenized alone.
 
-    Either `text`, or `media` (a digest that stands for `MEDIA_POSITIONS` positions). `mark` says
-    what ends here: the system part, a generation prompt (``turn``) or an assistant's reply.
+    Either `text`, or `media` (a digest that stands for `MEDIA_POSITIONS` positions). `end` names
+    the part that ends here: the system part, a generation prompt (``turn``) or a reply.
     """
 
     text: str = ""
     media: str | None = None
-    mark: Mark = ""
+    end: End = ""
 
 
-def render_prompt(request: dict[str, object], where: Where) -> list[Segment]:
+def render_prompt(request: Fields) -> list[PromptPiece]:
     """Render ``messages`` and ``tools`` of a chat request up to the generation prompt.
 
     Raises:
         TraceError: messages are missing or do not have the shape of the chat format.
     """
-    if "messages" not in request:
-        raise where.missing("messages")
-    items = list_of(request["messages"], "messages", where)
-    if not items:
-        raise where.error("messages", items, "a list with at least one message")
-    messages = [object_of(m, f"messages[{n}]", where) for n, m in enumerate(items)]
-    roles = [_role(message, number, where) for number, message in enumerate(messages)]
+    messages = list(request.children("messages"))
+    if not messages:
+        raise request.error("messages", [], "a list with at least one message")
+    roles = [message.text("role") for message in messages]
     leading = next((n for n, role in enumerate(roles) if role not in _SYSTEM_ROLES), len(roles))
-    segments = _system(messages[:leading], _tools(request, where), where)
-    for number, message in enumerate(messages[leading:], start=leading):
-        segments += _message(message, roles[number], f"messages[{number}]", where)
-    return [*segments, Segment(text=GENERATION_PROMPT, mark="turn")]
+    pieces = _system(messages[:leading], _tools(request))
+    for message, role in zip(messages[leading:], roles[leading:], strict=True):
+        pieces += _message(message, role)
+    return [*pieces, PromptPiece(text=GENERATION_PROMPT, end="turn")]
 
 
-def render_reply(message: dict[str, object], name: str, where: Where) -> list[Segment]:
-    """Render what a model generates for an assistant message; the last segment is marked."""
-    parts = list(_content(message, name, where))
-    reasoning = message.get("reasoning_content", message.get("reasoning"))
+def render_reply(message: Fields) -> list[PromptPiece]:
+    """Render the reply of an assistant message; the last piece ends it."""
+    parts = list(_content(message))
+    values = message.values
+    reasoning = values.get("reasoning_content", values.get("reasoning"))
     if isinstance(reasoning, str) and reasoning:
-        parts.insert(0, Segment(text=f"<think>\n{reasoning}\n</think>\n\n"))
-    parts += [Segment(text=call) for call in _calls(message, name, where)]
-    return _join([*parts, Segment(text=_END, mark="reply")])
+        parts.insert(0, PromptPiece(text=f"<think>\n{reasoning}\n</think>\n\n"))
+    parts += [PromptPiece(text=call) for call in _calls(message)]
+    return _join([*parts, PromptPiece(text=_END, end="reply")])
 
 
-def _role(message: dict[str, object], number: int, where: Where) -> str:
-    if "role" not in message:
-        raise where.missing(f"messages[{number}].role")
-    return text_of(message["role"], f"messages[{number}].role", where)
+def _tools(request: Fields) -> list[object]:
+    return next((request.items(n) for n in ("tools", "functions") if request.has(n)), [])
 
 
-def _tools(request: dict[str, object], where: Where) -> list[object]:
-    for name in ("tools", "functions"):
-        value = request.get(name)
-        if value is not None:
-            return list_of(value, name, where)
-    return []
-
-
-def _system(messages: list[dict[str, object]], tools: list[object], where: Where) -> list[Segment]:
+def _system(messages: list[Fields], tools: list[object]) -> list[PromptPiece]:
     if not messages and not tools:
         return []
-    segments: list[Segment] = []
+    pieces: list[PromptPiece] = []
     lines = "".join(f"{_dump(tool)}\n" for tool in tools)
-    nothing: dict[str, object] = {}
-    for number, message in enumerate(messages or [nothing]):
+    for number, message in enumerate(messages or [Fields({}, "")]):
         opening = "<|im_start|>system\n"
         if tools and not number:
             opening += f"# Tools\n\n<tools>\n{lines}</tools>\n\n"
-        content = _content(message, f"messages[{number}]", where)
-        segments += [Segment(text=opening), *content, Segment(text=f"{_END}\n")]
-    joined = _join(segments)
-    return [*joined[:-1], Segment(text=joined[-1].text, mark="system")]
+        content = _content(message)
+        pieces += [PromptPiece(text=opening), *content, PromptPiece(text=f"{_END}\n")]
+    joined = _join(pieces)
+    return [*joined[:-1], PromptPiece(text=joined[-1].text, end="system")]
 
 
-def _message(message: dict[str, object], role: str, name: str, where: Where) -> list[Segment]:
+def _message(message: Fields, role: str) -> list[PromptPiece]:
     if role == "assistant":
-        opening = Segment(text=GENERATION_PROMPT, mark="turn")
-        return [opening, *render_reply(message, name, where), Segment(text="\n")]
-    opening = Segment(text=f"<|im_start|>{role}\n")
-    return _join([opening, *_content(message, name, where), Segment(text=f"{_END}\n")])
+        opening = PromptPiece(text=GENERATION_PROMPT, end="turn")
+        return [opening, *render_reply(message), PromptPiece(text="\n")]
+    opening = PromptPiece(text=f"<|im_start|>{role}\n")
+    return _join([opening, *_content(message), PromptPiece(text=f"{_END}\n")])
 
 
-def _content(message: dict[str, object], name: str, where: Where) -> Iterator[Segment]:
-    content = message.get("content")
+def _content(message: Fields) -> Iterator[PromptPiece]:
+    content = message.values.get("content")
     if content is None:
         return
     if isinstance(content, str):
-        yield Segment(text=content)
+        yield PromptPiece(text=content)
         return
     if not isinstance(content, list):
-        raise where.error(f"{name}.content", content, "a string, a list of parts or null")
-    for number, item in enumerate(content):
-        place = f"{name}.content[{number}]"
-        yield _part(object_of(item, place, where), place, where)
+        raise message.error("content", content, "a string, a list of parts or null")
+    yield from map(_part, message.children("content"))
 
 
-def _part(part: dict[str, object], place: str, where: Where) -> Segment:
-    kind = text_of(part.get("type", "text"), f"{place}.type", where)
+def _part(part: Fields) -> PromptPiece:
+    kind = part.text("type", "text")
     if kind in _TEXT_PARTS:
-        field = "refusal" if kind == "refusal" else "text"
-        if field not in part:
-            raise where.missing(f"{place}.{field}")
-        return Segment(text=text_of(part[field], f"{place}.{field}", where))
-    # An image, a sound, a file: whatever it holds, the same bytes are the same media.
-    body = part.get(kind, part.get("image_url", part.get("source", part)))
+        return PromptPiece(text=part.text("refusal" if kind == "refusal" else "text"))
+    # An image, a sound, a file: equal bytes are equal media, whatever their kind.
+    values = part.values
+    body = values.get(kind, values.get("image_url", values.get("source", values)))
     inner = body.get("url", body.get("data")) if isinstance(body, dict) else body
     shown = inner if isinstance(inner, str) else _dump(body)
     digest = hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
-    return Segment(media=f"sha256:{digest}")
+    return PromptPiece(media=f"sha256:{digest}")
 
 
-def _calls(message: dict[str, object], name: str, where: Where) -> Iterator[str]:
-    calls = message.get("tool_calls")
-    legacy = message.get("function_call")
-    items = [] if calls is None else list_of(calls, f"{name}.tool_calls", where)
-    for number, item in enumerate(items):
-        place = f"{name}.tool_calls[{number}]"
-        call = object_of(item, place, where)
-        yield _call(object_of(call.get("function", call), f"{place}.function", where))
-    if legacy is not None:
-        yield _call(object_of(legacy, f"{name}.function_call", where))
+def _calls(message: Fields) -> Iterator[str]:
+    for call in message.children("tool_calls") if message.has("tool_calls") else ():
+        yield _call(call.child("function") if "function" in call.values else call)
+    if message.has("function_call"):
+        yield _call(message.child("function_call"))
 
 
-def _call(function: dict[str, object]) -> str:
-    arguments = function.get("arguments", "")
-    # The chat format carries arguments as a string that holds JSON; it is rendered as it came.
+def _call(function: Fields) -> str:
+    arguments = function.values.get("arguments", "")
+    # The chat format has arguments as a string that holds JSON; it is rendered as it came.
     text = arguments if isinstance(arguments, str) else _dump(arguments)
-    name = _dump(function.get("name"))
+    name = _dump(function.values.get("name"))
     return f'\n<tool_call>\n{{"name": {name}, "arguments": {text}}}\n</tool_call>'
 
 
-def _join(segments: list[Segment]) -> list[Segment]:
+def _join(pieces: list[PromptPiece]) -> list[PromptPiece]:
     """Merge neighbouring texts, so that they are tokenized together."""
-    joined: list[Segment] = []
-    for segment in segments:
+    joined: list[PromptPiece] = []
+    for piece in pieces:
         last = joined[-1] if joined else None
-        if last and last.media is None and segment.media is None and not last.mark:
-            joined[-1] = Segment(text=last.text + segment.text, mark=segment.mark)
+        if last and last.media is None and piece.media is None and not last.end:
+            joined[-1] = PromptPiece(text=last.text + piece.text, end=piece.end)
         else:
-            joined.append(segment)
+            joined.append(piece)
     return joined
 
 

@@ -1,4 +1,4 @@
-"""How positions are counted: by UTF-8 bytes, or by a tokenizer given as a file."""
+"""Positions of a prompt: its UTF-8 bytes, or the tokens of a tokenizer given as a file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Final, Protocol
 import numpy as np
 
 from ninfer_pool.errors import TraceError
-from ninfer_pool.sim.convert.chatml import MEDIA_POSITIONS, Segment
+from ninfer_pool.sim.convert.chatml import MEDIA_POSITIONS, PromptPiece
 
 
-class Counter(Protocol):
-    """Turns a segment into units, as bytes; equal units mean equal positions."""
+class PositionCounter(Protocol):
+    """Turns a piece into units, as bytes; equal units mean equal positions."""
 
     @property
     def unit(self) -> int:
@@ -23,10 +23,10 @@ class Counter(Protocol):
 
     @property
     def label(self) -> str:
-        """What positions are, for the header."""
+        """The kind of positions, for the header."""
 
-    def units(self, segment: Segment) -> bytes:
-        """The segment's positions, `unit` bytes each."""
+    def units(self, piece: PromptPiece) -> bytes:
+        """Return the piece's positions, `unit` bytes each."""
 
 
 class ByteCounter:
@@ -35,16 +35,16 @@ class ByteCounter:
     unit: Final = 1
     label: Final = "UTF-8 bytes"
 
-    def units(self, segment: Segment) -> bytes:
-        """The segment's text in UTF-8; media as bytes drawn from its digest."""
-        if segment.media is not None:
-            return _media_units(segment.media, self.unit)
+    def units(self, piece: PromptPiece) -> bytes:
+        """Return the piece's text in UTF-8; media as bytes drawn from its digest."""
+        if piece.media is not None:
+            return _media_units(piece.media, self.unit)
         # A lone surrogate is legal in JSON; it must not end the conversion.
-        return segment.text.encode("utf-8", "surrogatepass")
+        return piece.text.encode("utf-8", "surrogatepass")
 
 
 class TokenCounter:
-    """One position for each token of a ``tokenizer.json``; equal segments are encoded once.
+    """One position for each token of a ``tokenizer.json``; equal pieces are encoded once.
 
     Raises:
         TraceError: the package ``tokenizers`` is not installed, or the file is not a tokenizer.
@@ -58,11 +58,11 @@ class TokenCounter:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self.label = f"tokens of {path.name} (sha256:{digest[:16]})"
 
-    def units(self, segment: Segment) -> bytes:
-        """The segment's token ids, int32 little-endian; media as negative ids from its digest."""
-        if segment.media is not None:
-            return _media_units(segment.media, self.unit)
-        text = segment.text.encode("utf-8", "replace")
+    def units(self, piece: PromptPiece) -> bytes:
+        """Return the token ids, int32 little-endian; media as negative ids from the digest."""
+        if piece.media is not None:
+            return _media_units(piece.media, self.unit)
+        text = piece.text.encode("utf-8", "replace")
         key = hashlib.sha256(text).digest()
         found = self._known.get(key)
         if found is None:
@@ -94,7 +94,7 @@ def _load(path: Path) -> Callable[[str], list[int]]:
 
 
 def _media_units(digest: str, unit: int) -> bytes:
-    """Positions that only the same media have: no text has bytes of 0x80 to 0xBF alone."""
+    """Return positions of this media alone: no text has only bytes of 0x80 to 0xBF."""
     seed = hashlib.sha256(digest.encode()).digest()
     block = np.frombuffer(seed, dtype=np.uint8) & 0x3F | 0x80
     return np.resize(block, MEDIA_POSITIONS * unit).tobytes()

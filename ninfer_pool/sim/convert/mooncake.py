@@ -1,15 +1,14 @@
-"""Mooncake's public traces: one request a line with the ids of its prompt's 512-token blocks.
+"""Mooncake's public traces: one request per line with the ids of its prompt's 512-token blocks.
 
-What is inferred, and what is not:
+Rules of the conversion:
 
 * the parent is the earlier request with the longest common list of leading blocks, the most recent
   one where several have it;
-* ids cover prompts only. A common id is common content, so a shared last block that is not full in
-  one of the two counts as far as both reach. Nothing is claimed beyond common blocks: where a later
-  turn repeats a prompt and its answer, up to 511 tokens of the prompt's last block and the answer
-  stay unshared, because the file does not show them;
-* the file names no client. A request that repeats all whole blocks of its parent (at least two:
-  the first is one system prompt for all) is given the parent's session, else a new one.
+* equal ids are equal content, so a shared last block that is not full in one of the two counts as
+  far as both reach. Ids cover prompts only. Where a later turn repeats a prompt and its answer,
+  the tail of the prompt's last block and the answer stay unshared;
+* the file names no client. A request that repeats all whole blocks of its parent gets the parent's
+  session, else a new one. It must repeat two at least: the first is one system prompt for all.
 """
 
 from __future__ import annotations
@@ -18,15 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from ninfer_pool.sim.convert.blocks import BlockTrie, block_ids
-from ninfer_pool.sim.jsonl import (
-    Where,
-    file_lines,
-    needed,
-    parse_object,
-    seconds,
-    text_lines,
-    whole,
-)
+from ninfer_pool.sim.jsonl import Fields, file_lines, read_objects
 from ninfer_pool.sim.trace import Trace, TraceRequest, make_header, trace_name
 
 BLOCK_TOKENS: Final = 512
@@ -37,11 +28,9 @@ def convert_mooncake(path: Path) -> Trace:
     """Convert a Mooncake trace file; O(blocks).
 
     Raises:
-        TraceError: a line that does not have the shape of the source; names file, line and field.
+        TraceError: a line of another shape; the message names file, line and field.
     """
-    origin = str(path)
-    texts = text_lines(file_lines(path), origin=origin)
-    rows = [_row(text, Where(origin, number)) for number, text in texts]
+    rows = [_row(fields) for fields in read_objects(file_lines(path), origin=str(path))]
     rows.sort(key=lambda row: row[0])
     trie, requests = BlockTrie(), list[TraceRequest]()
     for row in rows:
@@ -57,14 +46,11 @@ def convert_mooncake(path: Path) -> Trace:
     return Trace(name=name, header=header, requests=tuple(requests))
 
 
-def _row(text: str, where: Where) -> _Row:
-    record = parse_object(text, where=where)
-    time = seconds(needed(record, "timestamp", where), "timestamp", where) / 1000
-    length = whole(needed(record, "input_length", where), "input_length", where, least=1)
-    output = whole(needed(record, "output_length", where), "output_length", where, least=0)
-    ids = needed(record, "hash_ids", where)
-    blocks = block_ids(ids, where, name="hash_ids", tokens=length, size=BLOCK_TOKENS)
-    return time, length, output, blocks
+def _row(fields: Fields) -> _Row:
+    time = fields.seconds("timestamp") / 1000
+    length = fields.whole("input_length", least=1)
+    output = fields.whole("output_length")
+    return time, length, output, block_ids(fields, tokens=length, size=BLOCK_TOKENS)
 
 
 def _request(row: _Row, trie: BlockTrie, earlier: list[TraceRequest]) -> TraceRequest:

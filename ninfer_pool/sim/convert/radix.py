@@ -1,4 +1,4 @@
-"""Which earlier sequence a new one shares its longest prefix with; unique content is kept once."""
+"""The earlier sequence with the longest shared prefix; unique content is stored once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(slots=True)
 class _Node:
-    """One edge and what follows it; `newest` is the latest sequence that passes through."""
+    """One edge and its children; `newest` is the latest sequence through it."""
 
     edge: bytes = b""
     newest: int = -1
@@ -32,10 +32,10 @@ class RadixTree:
         self._unit = unit
         self._root = _Node()
         self.units = 0
-        """Units held: what sequences share counts once."""
+        """Units held; a shared prefix counts once."""
 
     def match(self, data: bytes) -> tuple[int, int | None]:
-        """Longest common prefix of `data`, in units, and the latest sequence that has it."""
+        """Return the longest known prefix of `data`, in units, and the latest sequence with it."""
         node, at = self._root, 0
         while True:
             child = node.children.get(data[at : at + self._unit])
@@ -50,9 +50,9 @@ class RadixTree:
         return at // self._unit, node.newest if at else None
 
     def add(self, data: bytes, sequence: int, *, keep: int = 0) -> None:
-        """Remember `data` as `sequence`, now the latest one on its path.
+        """Add `data` as `sequence`, now the latest one on its path.
 
-        The first `keep` units of it stay with whom they are with.
+        Its first `keep` units stay with the sequence that has them.
         """
         node, at = self._root, 0
         while at < len(data):
@@ -77,7 +77,7 @@ class RadixTree:
         return upper
 
     def _common(self, edge: bytes, data: bytes, at: int) -> int:
-        """Bytes in whole units that `edge` and `data` from `at` on have in common."""
+        """Return the bytes, in whole units, that `edge` and `data` from `at` on share."""
         length = min(len(edge), len(data) - at)
         left = np.frombuffer(edge, dtype=np.uint8, count=length)
         right = np.frombuffer(data, dtype=np.uint8, count=length, offset=at)
