@@ -34,10 +34,19 @@ def test_the_diagrams_are_those_of_the_script() -> None:
     assert subprocess.run(script, check=False).returncode == 0, "run scripts/make_diagrams"
 
 
-def test_every_picture_exists() -> None:
-    for page in PAGES:
-        for name in re.findall(r"!\[[^]]+\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / name).exists(), f"{page.name}: {name}"
+def anchors(page: Path) -> set[str]:
+    """Return what GitHub makes of a page's headings."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", head).lower().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_and_picture_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 def test_there_are_at_most_twelve_pages() -> None:
