@@ -1,21 +1,38 @@
-"""Anthropic's dialect: what its clients ask, and (`anthropic_replies`) what they are told."""
+"""Anthropic's dialect: bodies of requests; `anthropic_replies` writes the answers."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
 from ninfer_pool.server.anthropic_replies import MessagesWriter
-from ninfer_pool.server.calls import Call
-from ninfer_pool.server.checks import ANTHROPIC, Fields, check, one_of, only, text_or_list
+from ninfer_pool.server.chat_request import ChatRequest
+from ninfer_pool.server.dialect import (
+    ANTHROPIC,
+    Body,
+    CacheControl,
+    Fields,
+    Fraction,
+    MessageParts,
+    Name,
+    Part,
+    Stop,
+    Whole,
+    check,
+    controls,
+    conversation,
+    one_of,
+    only,
+    read_object,
+    sampling,
+    text_or_list,
+)
 from ninfer_pool.server.errors import ApiError
-from ninfer_pool.server.fields import Body, Fraction, Name, Stop, Whole, sampling, wishes
-from ninfer_pool.server.parts import CacheControl, Conversation, Part
-from ninfer_pool.server.strict_json import read_object
 
-__all__ = ["COUNT", "MESSAGES", "MessagesWriter", "count_call", "messages_call"]
+__all__ = ["COUNT", "MESSAGES", "MessagesWriter", "parse_count", "parse_messages"]
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 MAX_STOPS = 64
@@ -83,7 +100,7 @@ class _ToolUse(Fields):
         return {"id": self.id, "type": "function", "function": function}
 
 
-_Asked = Annotated[
+_UserPart = Annotated[
     Annotated[_Text, Tag("<text>")] | Annotated[_ToolResult, Tag("<tool_result>")],
     one_of(
         *("text", "tool_result"),
@@ -91,7 +108,7 @@ _Asked = Annotated[
         why="a part of type 'text' or 'tool_result': this model reads text alone",
     ),
 ]
-_Answered = Annotated[
+_AssistantPart = Annotated[
     Annotated[_Text, Tag("<text>")]
     | Annotated[_Thinking, Tag("<thinking>")]
     | Annotated[_RedactedThinking, Tag("<redacted_thinking>")]
@@ -110,14 +127,15 @@ _TEXT_OR_PARTS = text_or_list(why="text or a list of parts")
 class _User(Fields):
     role: Literal["user"]
     content: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[list[_Asked], Tag("<list>")], _TEXT_OR_PARTS
+        Annotated[str, Tag("<text>")] | Annotated[list[_UserPart], Tag("<list>")], _TEXT_OR_PARTS
     ]
 
 
 class _Assistant(Fields):
     role: Literal["assistant"]
     content: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[list[_Answered], Tag("<list>")], _TEXT_OR_PARTS
+        Annotated[str, Tag("<text>")] | Annotated[list[_AssistantPart], Tag("<list>")],
+        _TEXT_OR_PARTS,
     ]
 
 
@@ -222,45 +240,44 @@ class _MessagesBody(_CountBody):
     max_tokens: Whole
 
 
-# -- calls ----------------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------
 
 
-def messages_call(body: bytes, headers: Mapping[str, str]) -> Call:
+def parse_messages(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     """Check the body of POST /v1/messages; header names in lower case.
 
     Raises:
-        ApiError: 400, names the field and what would be right.
+        ApiError: 400, names the field and valid values.
     """
     checked = check(_MessagesBody, read_object(body), dialect=ANTHROPIC)
-    return _call(checked, headers, endpoint=MESSAGES)
+    return _request(checked, headers, endpoint=MESSAGES)
 
 
-def count_call(body: bytes, headers: Mapping[str, str]) -> Call:
+def parse_count(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     """Check the body of POST /v1/messages/count_tokens; header names in lower case.
 
     Raises:
-        ApiError: 400, names the field and what would be right.
+        ApiError: 400, names the field and valid values.
     """
     checked = check(_CountBody, read_object(body), dialect=ANTHROPIC)
-    return _call(checked, headers, endpoint=COUNT)
+    return _request(checked, headers, endpoint=COUNT)
 
 
-def _call(body: _CountBody, headers: Mapping[str, str], *, endpoint: str) -> Call:
-    if body.thread is not None:  # clients that read the details go on without
-        told = "thread: an object; needs null: the server keeps no messages, send them all"
-        raise ApiError(400, told, param="thread", details=dict(NO_THREADS))
-    said = wishes(body, headers, dialect=ANTHROPIC, implied=body.implied())
-    conversation, origins = _conversation(body)
-    return Call(
+def _request(body: _CountBody, headers: Mapping[str, str], *, endpoint: str) -> ChatRequest:
+    if body.thread is not None:  # clients that read the details continue without
+        text = "thread: an object; needs null: the server keeps no messages, send them all"
+        raise ApiError(400, text, param="thread", details=dict(NO_THREADS))
+    messages = _messages(body)
+    tools = body.tools or ()
+    marked = [n for n, tool in enumerate(tools) if tool.cache_control is not None]
+    return ChatRequest(
         endpoint=endpoint,
         model=body.model,
-        messages=tuple(conversation.messages),
-        tools=tuple(tool.plain() for tool in body.tools or ()),
-        breakpoints=conversation.ordered_breakpoints(),
-        origins=tuple(origins),
-        template=said.template,
-        control=said.control,
-        sampling=sampling(body, temperature=body.temperature),
+        tools=tuple(tool.plain() for tool in tools),
+        origins=tuple(message.origin for message in messages),
+        **controls(body, headers, dialect=ANTHROPIC, implied=body.implied()),
+        **conversation(messages, marked_tools=marked),
+        sampling=sampling(body),
         max_tokens=body.max_tokens,
         stop=tuple(body.stop_sequences or ()),
         stream=bool(body.stream),
@@ -269,54 +286,46 @@ def _call(body: _CountBody, headers: Mapping[str, str], *, endpoint: str) -> Cal
     )
 
 
-def _conversation(body: _CountBody) -> tuple[Conversation, list[int]]:
-    """Return the messages as a chat template reads them, and which message each came from."""
-    conversation = Conversation()
-    for index, tool in enumerate(body.tools or ()):
-        if tool.cache_control is not None:
-            conversation.mark_tool(index)
+def _messages(body: _CountBody) -> list[MessageParts]:
+    """Return the messages as a chat template reads them."""
+    found: list[MessageParts] = []
     if body.system:
-        conversation.add("system", _parts(body.system))
-    origins = [-1] * len(conversation.messages)
+        found.append(MessageParts(role="system", parts=_parts(body.system), origin=-1))
     for index, message in enumerate(body.messages):
-        if isinstance(message, _User):
-            _add_user(conversation, message.content)
-        elif isinstance(message, _Assistant):
-            _add_assistant(conversation, message.content)
+        if isinstance(message, _User) and not isinstance(message.content, str):
+            own = _of_user(message.content)
+        elif isinstance(message, _Assistant) and not isinstance(message.content, str):
+            own = [_of_assistant(message.content)]
         else:
-            conversation.add("system", _parts(message.content))
-        origins += [index] * (len(conversation.messages) - len(origins))
+            own = [MessageParts(role=message.role, parts=_parts(message.content))]
+        found += [dataclasses.replace(each, origin=index) for each in own]
     if body.cache_control is not None:
-        conversation.mark_end()
-    return conversation, origins
+        found[-1].end_marks += 1
+    return found
 
 
-def _parts(content: str | Sequence[_Text] | None) -> list[Part]:
+def _parts(content: str | list[Any] | None) -> list[Part]:
     if isinstance(content, str):
         return [Part(content)]
     return [part.part() for part in content or ()]
 
 
-def _add_user(conversation: Conversation, content: str | Sequence[_Text | _ToolResult]) -> None:
-    """Results of tools come first, each a message of its own, then what the user says."""
-    if isinstance(content, str):
-        conversation.add("user", [Part(content)])
-        return
-    results = [part for part in content if isinstance(part, _ToolResult)]
-    for result in results:
-        conversation.add("tool", result.parts(), tool_call_id=result.tool_use_id)
+def _of_user(content: Sequence[_Text | _ToolResult]) -> list[MessageParts]:
+    """Return results of tools, each a message of its own, then the user's texts."""
+    results = [
+        MessageParts(role="tool", parts=part.parts(), more={"tool_call_id": part.tool_use_id})
+        for part in content
+        if isinstance(part, _ToolResult)
+    ]
     texts = [part for part in content if isinstance(part, _Text)]
     if texts or not results:
-        conversation.add("user", _parts(texts))
+        results.append(MessageParts(role="user", parts=_parts(texts)))
+    return results
 
 
-def _add_assistant(
-    conversation: Conversation,
-    content: str | Sequence[_Text | _Thinking | _RedactedThinking | _ToolUse],
-) -> None:
-    if isinstance(content, str):
-        conversation.add("assistant", [Part(content)])
-        return
+def _of_assistant(
+    content: Sequence[_Text | _Thinking | _RedactedThinking | _ToolUse],
+) -> MessageParts:
     texts = [part.part() for part in content if isinstance(part, _Text)]
     thoughts = [part.thinking for part in content if isinstance(part, _Thinking)]
     calls = [part for part in content if isinstance(part, _ToolUse)]
@@ -325,8 +334,6 @@ def _add_assistant(
         more["reasoning_content"] = "".join(thoughts)
     if calls:
         more["tool_calls"] = [call.plain() for call in calls]
-    conversation.add("assistant", texts, **more)
     # Calls follow all of the text: a breakpoint after one is at the message's end.
-    for call in calls:
-        if call.cache_control is not None:
-            conversation.mark_end()
+    marks = sum(call.cache_control is not None for call in calls)
+    return MessageParts(role="assistant", parts=texts, more=more, end_marks=marks)

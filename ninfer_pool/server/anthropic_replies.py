@@ -6,7 +6,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ninfer_pool.server.calls import Call, Piece, Reasoning, Report, Start, Text, ToolCall
+from ninfer_pool.server.chat_request import (
+    ChatRequest,
+    Piece,
+    Reasoning,
+    Report,
+    Start,
+    Text,
+    ToolCall,
+)
 from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.usage import (
     anthropic_usage,
@@ -22,7 +30,7 @@ class MessagesWriter:
 
     prefix = "msg_"
 
-    def __init__(self, call: Call, *, id: str, created: int, model: str) -> None:
+    def __init__(self, call: ChatRequest, *, id: str, created: int, model: str) -> None:
         self._head = {"id": id, "type": "message", "role": "assistant", "model": model}
         self._index = -1  # of the newest block
         self._open: type[Piece] | None = None  # what that block holds; None: it was closed

@@ -22,12 +22,11 @@ from starlette.status import HTTP_405_METHOD_NOT_ALLOWED
 from ninfer_pool.core.namespace import MAX_SALT
 from ninfer_pool.server import anthropic, files, openai, status
 from ninfer_pool.server.access import AccessGuard
-from ninfer_pool.server.body import read_body
-from ninfer_pool.server.calls import Call
 from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.metrics import wants_prometheus
 from ninfer_pool.server.reply import Reply, ReplyWriterType
-from ninfer_pool.server.service import LONG, MOST_SHOWN, Service
+from ninfer_pool.server.request import ServedRequest
+from ninfer_pool.server.service import LONG, MOST_SHOWN, Parse, Service
 from ninfer_pool.server.settings import Settings
 
 PAGE = Path(__file__).parent / "page"
@@ -40,7 +39,6 @@ PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-Parse = Callable[[bytes, Any], Call]
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 
 
@@ -126,31 +124,51 @@ class Routes:
 
     async def chat(self, request: HttpRequest) -> Response:
         """POST /v1/chat/completions."""
-        return await self._serve(request, openai.chat_call, openai.ChatWriter)
+        return await self._serve(request, openai.parse_chat, openai.ChatWriter)
 
     async def completions(self, request: HttpRequest) -> Response:
         """POST /v1/completions."""
-        return await self._serve(request, openai.completion_call, openai.CompletionWriter)
+        return await self._serve(request, openai.parse_completion, openai.CompletionWriter)
 
     async def messages(self, request: HttpRequest) -> Response:
         """POST /v1/messages."""
-        return await self._serve(request, anthropic.messages_call, anthropic.MessagesWriter)
+        return await self._serve(request, anthropic.parse_messages, anthropic.MessagesWriter)
 
     async def _serve(
         self, request: HttpRequest, parse: Parse, writers: ReplyWriterType
     ) -> Response:
-        asked = await self._asked(request, parse)
-        return Reply(self._service, asked, writers)
+        return Reply(self._service, await self._prepared(request, parse), writers)
 
-    async def _asked(self, request: HttpRequest, parse: Parse) -> Any:
-        body = await read_body(request, most=self._service.settings.max_request_bytes)
+    async def _prepared(self, request: HttpRequest, parse: Parse) -> ServedRequest:
+        body = await self._body(request)
         headers = {name: _utf8(value) for name, value in request.headers.items()}
-        return await self._service.ask(lambda: parse(body, headers), size=len(body))
+        return await self._service.prepare(parse, body, headers)
+
+    async def _body(self, request: HttpRequest) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            ApiError: 413, as soon as it is known to be too long.
+        """
+        most = self._service.settings.max_request_bytes
+        stated = request.headers.get("content-length", "")
+        parts, length = list[bytes](), int(stated) if stated.isdecimal() else 0
+        if length <= most:
+            length = 0
+            async for part in request.stream():
+                parts.append(part)
+                length += len(part)
+                if length > most:
+                    break
+        if length > most:
+            text = f"the body has more than {most >> 20} MiB; send less, or raise --max-request-mib"
+            raise ApiError(413, text)
+        return b"".join(parts)
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         """POST /v1/messages/count_tokens."""
-        asked = await self._asked(request, anthropic.count_call)
-        return JSONResponse({"input_tokens": len(asked.prompt)})
+        prepared = await self._prepared(request, anthropic.parse_count)
+        return JSONResponse({"input_tokens": len(prepared.prompt)})
 
     # -- what there is ---------------------------------------------------------------------
 
@@ -206,11 +224,11 @@ class Routes:
     async def explain(self, request: HttpRequest) -> Response:
         """POST /pool/explain: a request of any dialect in, why it would hit as it would out."""
         anthropic_shaped = "anthropic-version" in request.headers
-        asked = await self._asked(
-            request, anthropic.count_call if anthropic_shaped else openai.explain_call
+        prepared = await self._prepared(
+            request, anthropic.parse_count if anthropic_shaped else openai.parse_explain
         )
-        aside = asyncio.to_thread if len(asked.prompt) > LONG else self._aside
-        return JSONResponse(await aside(lambda: status.explanation(self._service, asked)))
+        aside = asyncio.to_thread if len(prepared.prompt) > LONG else self._aside
+        return JSONResponse(await aside(lambda: status.explanation(self._service, prepared)))
 
     async def clear(self, request: HttpRequest) -> Response:
         """DELETE /pool/entries: one tenant's, or everybody's where no salt is given."""
@@ -232,8 +250,7 @@ class Routes:
     async def pin(self, request: HttpRequest) -> Response:
         """POST /pool/entries/{key}/pin: ``{"pinned": false}`` takes the pin off."""
         key = await self._key(request)
-        body = await read_body(request, most=self._service.settings.max_request_bytes)
-        wanted = openai.pin_wanted(body)
+        wanted = openai.parse_pin(await self._body(request))
         pool = self._service.runner.pool
         if wanted and not await self._aside(lambda: pool.pin(key)):
             raise _conflict(key, "it names more than one entry")

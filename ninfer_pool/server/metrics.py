@@ -23,7 +23,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 
 from ninfer_pool.core.pool import PrefixPool
-from ninfer_pool.server.calls import Report
+from ninfer_pool.server.chat_request import Report
 from ninfer_pool.server.lifetimes import Lifetimes
 from ninfer_pool.server.pool_metrics import PoolCollector, bytes_by_use, evictions_by_kind
 

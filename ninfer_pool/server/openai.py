@@ -1,4 +1,4 @@
-"""OpenAI's dialect: what its clients ask, and (`openai_replies`) what they are told."""
+"""OpenAI's dialect: bodies of requests; `openai_replies` writes the answers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,30 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, Tag
 
-from ninfer_pool.server.calls import Call
-from ninfer_pool.server.checks import OPENAI, Fields, check, needs, one_of, only, text_or_list
-from ninfer_pool.server.fields import Body, Fraction, Name, Stop, Whole, sampling, wishes
+from ninfer_pool.server.chat_request import ChatRequest
+from ninfer_pool.server.dialect import (
+    OPENAI,
+    Body,
+    CacheControl,
+    Fields,
+    Fraction,
+    MessageParts,
+    Name,
+    Part,
+    Stop,
+    Whole,
+    check,
+    controls,
+    conversation,
+    needs,
+    one_of,
+    only,
+    read_object,
+    sampling,
+    text_or_list,
+)
 from ninfer_pool.server.openai_replies import ChatWriter, CompletionWriter
-from ninfer_pool.server.parts import CacheControl, Conversation, Part
-from ninfer_pool.server.strict_json import read_object, read_text_object
+from ninfer_pool.server.strict_json import read_text_object
 
 __all__ = [
     "CHAT",
@@ -20,10 +38,10 @@ __all__ = [
     "EXPLAIN",
     "ChatWriter",
     "CompletionWriter",
-    "chat_call",
-    "completion_call",
-    "explain_call",
-    "pin_wanted",
+    "parse_chat",
+    "parse_completion",
+    "parse_explain",
+    "parse_pin",
 ]
 
 CHAT, COMPLETIONS, EXPLAIN = "/v1/chat/completions", "/v1/completions", "/pool/explain"
@@ -158,7 +176,7 @@ class _StreamOptions(Fields):
 
 
 class _Shared(Body):
-    """Fields of both of OpenAI's bodies, then what is known and changes nothing."""
+    """Fields of both of OpenAI's bodies, then known ones without effect."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     min_p: Fraction | None = None
@@ -179,26 +197,6 @@ class _Shared(Body):
     n: Annotated[Any, only([1], why=_ONE)] = None
     logit_bias: Annotated[Any, only([{}], why="no bias: logits are left as they are")] = None
     user: str | None = None
-
-    def common(self) -> dict[str, Any]:
-        """Return the fields of a `Call` that both bodies fill in alike."""
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        options = self.stream_options or _StreamOptions()
-        return {
-            "model": self.model,
-            "stop": tuple(stop or ()),
-            "stream": bool(self.stream),
-            "include_usage": bool(options.include_usage),
-            "sampling": sampling(
-                self,
-                temperature=self.temperature,
-                min_p=self.min_p,
-                repetition_penalty=self.repetition_penalty,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
-                seed=self.seed,
-            ),
-        }
 
 
 class _ChatBody(_Shared):
@@ -252,32 +250,32 @@ class _CompletionBody(_Shared):
     suffix: Annotated[Any, only([""], why="none: text is only ever continued")] = None
 
 
-# -- calls ----------------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------
 
 
-def chat_call(body: bytes, headers: Mapping[str, str], *, endpoint: str = CHAT) -> Call:
+def parse_chat(body: bytes, headers: Mapping[str, str], *, endpoint: str = CHAT) -> ChatRequest:
     """Check the body of POST /v1/chat/completions; header names in lower case.
 
     Raises:
-        ApiError: 400, names the field and what would be right.
+        ApiError: 400, names the field and valid values.
     """
     return _chat(read_object(body), headers, endpoint=endpoint)
 
 
-def completion_call(body: bytes, headers: Mapping[str, str]) -> Call:
+def parse_completion(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     """Check the body of POST /v1/completions; header names in lower case.
 
     Raises:
-        ApiError: 400, names the field and what would be right.
+        ApiError: 400, names the field and valid values.
     """
     return _completion(read_object(body), headers, endpoint=COMPLETIONS)
 
 
-def explain_call(body: bytes, headers: Mapping[str, str]) -> Call:
-    """Check a body of either endpoint, whose prompt is to be explained.
+def parse_explain(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
+    """Check a body of either endpoint, for an explanation of its prompt.
 
     Raises:
-        ApiError: 400, names the field and what would be right.
+        ApiError: 400, names the field and valid values.
     """
     data = read_object(body)
     raw = "prompt" in data and "messages" not in data
@@ -288,62 +286,71 @@ class _Pin(Fields):
     pinned: bool = True
 
 
-def pin_wanted(body: bytes) -> bool:
-    """Say whether a body asks for a pin, as an empty one does, or for its end.
+def parse_pin(body: bytes) -> bool:
+    """Return whether a body requests a pin, as an empty one does, or its removal.
 
     Raises:
-        ApiError: 400, names the field and what would be right.
+        ApiError: 400, names the field and valid values.
     """
     return not body.strip() or check(_Pin, read_object(body), dialect=OPENAI).pinned
 
 
-def _chat(data: Mapping[str, Any], headers: Mapping[str, str], *, endpoint: str) -> Call:
+def _chat(data: Mapping[str, Any], headers: Mapping[str, str], *, endpoint: str) -> ChatRequest:
     body = check(_ChatBody, data, dialect=OPENAI)
-    said = wishes(body, headers, dialect=OPENAI)
-    conversation = Conversation()
-    for message in body.messages:
-        _add(conversation, message)
-    for index, tool in enumerate(body.tools or ()):
-        if tool.cache_control is not None:
-            conversation.mark_tool(index)
-    # As they came: a template may show their fields in the order that the client chose.
+    # As they came: a template may show their fields in the client's order.
     tools = [{"type": "function", "function": t["function"]} for t in data.get("tools") or ()]
+    marked = [n for n, tool in enumerate(body.tools or ()) if tool.cache_control is not None]
     limit = body.max_completion_tokens
-    return Call(
+    messages = [_in_parts(message) for message in body.messages]
+    return ChatRequest(
         endpoint=endpoint,
-        messages=tuple(conversation.messages),
         tools=tuple(tools),
-        breakpoints=conversation.ordered_breakpoints(),
-        template=said.template,
-        control=said.control,
         max_tokens=body.max_tokens if limit is None else limit,
         parse_tools=body.tool_choice != "none",
-        **body.common(),
+        **controls(body, headers, dialect=OPENAI),
+        **conversation(messages, marked_tools=marked),
+        sampling=sampling(body),
+        **_shared(body),
     )
 
 
-def _completion(data: Mapping[str, Any], headers: Mapping[str, str], *, endpoint: str) -> Call:
+def _completion(
+    data: Mapping[str, Any], headers: Mapping[str, str], *, endpoint: str
+) -> ChatRequest:
     body = check(_CompletionBody, data, dialect=OPENAI)
-    said = wishes(body, headers, dialect=OPENAI)
-    return Call(
+    return ChatRequest(
         endpoint=endpoint,
         text=body.prompt,
-        control=said.control,
+        control=controls(body, headers, dialect=OPENAI)["control"],
         max_tokens=body.max_tokens,
         parse_tools=False,
-        **body.common(),
+        sampling=sampling(body),
+        **_shared(body),
     )
 
 
-def _add(conversation: Conversation, message: _System | _User | _Assistant | _ToolResult) -> None:
-    said = [Part(message.content)] if isinstance(message.content, str) else message.content
-    parts = [part if isinstance(part, Part) else part.part() for part in said or ()]
+def _shared(body: _Shared) -> dict[str, Any]:
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop
+    options = body.stream_options
+    return {
+        "model": body.model,
+        "stop": tuple(stop or ()),
+        "stream": bool(body.stream),
+        "include_usage": options is not None and bool(options.include_usage),
+    }
+
+
+def _in_parts(message: _System | _User | _Assistant | _ToolResult) -> MessageParts:
+    content = [Part(message.content)] if isinstance(message.content, str) else message.content
+    parts = [part if isinstance(part, Part) else part.part() for part in content or ()]
     more: dict[str, Any] = {"name": message.name}
     if isinstance(message, _Assistant):
         more["reasoning_content"] = message.reasoning_content
         more["tool_calls"] = [call.plain() for call in message.tool_calls or ()] or None
     if isinstance(message, _ToolResult):
         more["tool_call_id"] = message.tool_call_id
-    # Templates know the one role; to them the other is a stranger.
+    # Templates know no developer.
     role = "system" if message.role == "developer" else message.role
-    conversation.add(role, parts, **{k: v for k, v in more.items() if v is not None})
+    return MessageParts(
+        role=role, parts=parts, more={k: v for k, v in more.items() if v is not None}
+    )

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ninfer_pool.server.calls import Call, Piece, Reasoning, Report, Start, Text, ToolCall
+from ninfer_pool.server.chat_request import (
+    ChatRequest,
+    Piece,
+    Reasoning,
+    Report,
+    Start,
+    Text,
+    ToolCall,
+)
 from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.usage import DONE, event, extras, openai_usage
 
@@ -17,7 +25,7 @@ class _Writer:
     kind: str
     chunk_kind: str
 
-    def __init__(self, call: Call, *, id: str, created: int, model: str) -> None:
+    def __init__(self, call: ChatRequest, *, id: str, created: int, model: str) -> None:
         self._usage = call.include_usage
         self._head = {"id": id, "created": created, "model": model}
 
@@ -52,7 +60,7 @@ class ChatWriter(_Writer):
 
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, call: Call, *, id: str, created: int, model: str) -> None:
+    def __init__(self, call: ChatRequest, *, id: str, created: int, model: str) -> None:
         super().__init__(call, id=id, created=created, model=model)
         self._calls = 0
         self._blank: str | None = ""  # white space with which the answer began; None: over

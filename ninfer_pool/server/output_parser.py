@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import Any
 
 from ninfer_pool.runner.stops import StopFilter, held_back
-from ninfer_pool.server.calls import Piece, Reasoning, Text
+from ninfer_pool.server.chat_request import Piece, Reasoning, Text
 from ninfer_pool.server.tool_calls import CLOSE, OPEN, ToolCalls, unfinished
 
 THINK, THOUGHT = "<think>", "</think>"

@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from ninfer_pool.server.calls import Report
+from ninfer_pool.server.chat_request import Report
 
 REQUESTS, HISTORY, TENANTS = 64, 512, 256
 

@@ -10,15 +10,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Protocol
 from uuid import uuid4
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ninfer_pool.server.calls import Call, Piece, Report, Start
+from ninfer_pool.server.chat_request import ChatRequest, Piece, Report, Start
 from ninfer_pool.server.errors import ApiError
-from ninfer_pool.server.request import Asked, Request
+from ninfer_pool.server.request import ServedRequest
 from ninfer_pool.server.service import Service
 
 STREAM_HEADERS = [
@@ -54,30 +55,36 @@ class ReplyWriterType(Protocol):
     prefix: str
     """The prefix of its answers' ids."""
 
-    def __call__(self, call: Call, *, id: str, created: int, model: str) -> ReplyWriter: ...
+    def __call__(self, call: ChatRequest, *, id: str, created: int, model: str) -> ReplyWriter: ...
 
 
 class Reply(Response):
     """Runs a request, and cancels it when its client disconnects."""
 
-    def __init__(self, service: Service, asked: Asked, writers: ReplyWriterType) -> None:
+    def __init__(self, service: Service, request: ServedRequest, writers: ReplyWriterType) -> None:
         self.background = None
         self._service = service
-        self._asked = asked
+        self._request = request
+        self._writers = writers
         self._begun = False  # whether the head of a stream was sent
-        self._writer = writers(
-            asked.call,
-            id=writers.prefix + uuid4().hex,
+
+    @cached_property
+    def _writer(self) -> ReplyWriter:
+        chat = self._request.chat
+        return self._writers(
+            chat,
+            id=self._writers.prefix + uuid4().hex,
             created=int(time.time()),
-            model=asked.call.model or service.settings.model_ids[0],
+            model=chat.model or self._service.settings.model_ids[0],
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = self._service.submit(self._asked)
+        request = self._request
+        self._service.submit(request)
         watch = asyncio.create_task(_cancel_on_disconnect(receive, request))
-        answer = self._stream if self._asked.call.stream else self._whole
+        answer = self._stream if request.chat.stream else self._whole
         try:
-            await answer(request, scope, receive, send)
+            await answer(scope, receive, send)
         except asyncio.CancelledError:  # only a server that stops cancels its tasks
             await self._abort(send)
         finally:
@@ -91,49 +98,50 @@ class Reply(Response):
         last = b"".join(self._writer.error(error))
         await send({"type": "http.response.body", "body": last})
 
-    async def _whole(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
-        pieces: list[Piece] = []
-        async for event in request.events():
-            if isinstance(event, Report):
-                if event.finish == "cancelled":  # by the server: the client is still connected
-                    raise ApiError(503, STOPPING)
-                await JSONResponse(self._writer.body(pieces, event))(scope, receive, send)
-            elif not isinstance(event, Start):
-                pieces.append(event)
+    async def _event(self) -> Start | Piece | Report:
+        """Wait for the next event.
 
-    async def _stream(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
-        events = request.events()
-        first = await anext(events)  # an error before the head still has a status of its own
-        if isinstance(first, Report):
+        Raises:
+            ApiError: the request was refused, failed, or was cancelled by the server.
+        """
+        event = await self._request.events.get()
+        if isinstance(event, ApiError):
+            raise event
+        if isinstance(event, Report) and event.finish == "cancelled":  # its client is connected
             raise ApiError(503, STOPPING)
+        return event
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pieces: list[Piece] = []
+        while not isinstance(event := await self._event(), Report):
+            if not isinstance(event, Start):
+                pieces.append(event)
+        await JSONResponse(self._writer.body(pieces, event))(scope, receive, send)
+
+    async def _stream(self, _: Scope, __: Receive, send: Send) -> None:
+        first = await self._event()  # an error before the head still has a status of its own
         head = {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
         self._begun = True
         await send(head)
-        async for part in self._parts(first, events):
+        async for part in self._parts(first):
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _parts(
-        self, first: Start | Piece | Report, rest: AsyncIterator[Start | Piece | Report]
-    ) -> AsyncIterator[bytes]:
+    async def _parts(self, event: Start | Piece | Report) -> AsyncIterator[bytes]:
         writer = self._writer
         try:
-            if isinstance(first, Start):
-                yield b"".join(writer.start(first))
-            async for event in rest:
-                if isinstance(event, Report):
-                    if event.finish == "cancelled":
-                        raise ApiError(503, STOPPING)
-                    yield b"".join(writer.end(event))
-                elif not isinstance(event, Start):
-                    part = b"".join(writer.piece(event))
-                    if part:
-                        yield part
+            while not isinstance(event, Report):
+                if isinstance(event, Start):
+                    yield b"".join(writer.start(event))
+                elif part := b"".join(writer.piece(event)):
+                    yield part
+                event = await self._event()
+            yield b"".join(writer.end(event))
         except ApiError as error:
             yield b"".join(writer.error(error))
 
 
-async def _cancel_on_disconnect(receive: Receive, request: Request) -> None:
+async def _cancel_on_disconnect(receive: Receive, request: ServedRequest) -> None:
     with suppress(asyncio.CancelledError):
         while (await receive())["type"] != "http.disconnect":
             pass

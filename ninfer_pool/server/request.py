@@ -1,202 +1,189 @@
-"""One request from its prompt to its report, on the event loop."""
+"""One request on its way through the server: parsed, rendered, submitted, and reported."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ninfer_pool.core.prompt import Prompt
-from ninfer_pool.runner import Rendered, RequestOutput, Tokenizer
-from ninfer_pool.runner import Request as Submitted
-from ninfer_pool.server.calls import Call, Piece, Reasoning, Report, Start
+from ninfer_pool.runner import Rendered, Request, RequestOutput, Tokenizer
+from ninfer_pool.runner.tokenizer import TextStream
+from ninfer_pool.server.chat_request import ChatRequest, Piece, Reasoning, Report, Start
 from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.output_parser import OutputParser
 
 LOGGER = logging.getLogger(__name__)
 FAULT = "a fault of the server's own"
+Event = Start | Piece | Report | ApiError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A call with its prompt; ``arrived`` since the epoch, and by the clock that measures."""
+def _ignore(_: ServedRequest, __: Report) -> None:
+    """No-op."""
 
-    call: Call
-    ask: Rendered
+
+@dataclass(kw_only=True, eq=False)
+class ServedRequest:
+    """A request of a client; new tokens become pieces in ``events``, its end a `Report`.
+
+    ``done`` is called once, at the end, whether or not its client is still connected. ``arrived``
+    is since the epoch, and by the clock that measures.
+    """
+
+    chat: ChatRequest
+    rendered: Rendered
     prompt: Prompt
+    tokenizer: Tokenizer
     arrived: tuple[float, float]
+    number: int = 0
+    submitted: Request | None = None
+    """The runner's request, once it was submitted."""
+    logged: Any = None
+    """Its arrival in the request log."""
+    done: Callable[[ServedRequest, Report], None] = _ignore
+    loop: asyncio.AbstractEventLoop | None = None
+    """The loop of its events."""
+    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    tokens: list[int] = field(default_factory=list)
+    _started: bool = False
+    _over: bool = False
+    _broken: bool = False
+    _thought: int = 0
 
     def part_at(self, position: int) -> str:
-        """Say in which part of the request, as its client wrote it, a token lies."""
-        part, origins = self.ask.part_at(position), self.call.origins
+        """Return the part of the request, as its client wrote it, that contains a token."""
+        part, origins = self.rendered.part_at(position), self.chat.origins
         if not origins or not part.startswith("messages["):
             return part
         origin = origins[int(part[len("messages[") : -1])]
         return "system" if origin < 0 else f"messages[{origin}]"
 
-
-class Request:
-    """A request that was submitted: what the engine makes becomes pieces, then a report.
-
-    ``done`` is called once, at the end, whether anybody still listens or not.
-    """
-
-    def __init__(
-        self,
-        asked: Asked,
-        *,
-        number: int,
-        tokenizer: Tokenizer,
-        done: Callable[[Request, Report], None],
-    ) -> None:
-        self.asked = asked
-        self.number = number
-        self.handle: Submitted | None = None
-        self.logged: Any = None
-        """What the request log knows it by."""
-        self.tokens: list[int] = []
-        call = asked.call
-        self._text = tokenizer.stream()
-        self._parser = OutputParser(
-            thinking=asked.ask.thinking,
-            tools=call.tools,
-            parse_tools=call.parse_tools,
-            stop=call.stop,
-            raw=call.text is not None,
-        )
-        self._done = done
-        self._loop = asyncio.get_running_loop()
-        self._out: asyncio.Queue[Start | Piece | Report | ApiError] = asyncio.Queue()
-        self._started = False
-        self._over = False
-        self._broken = False
-        self._thought = 0
-
-    async def events(self) -> AsyncIterator[Start | Piece | Report]:
-        """Yield `Start`, then pieces, then the `Report`.
-
-        Raises:
-            ApiError: it was refused, or failed.
-        """
-        while True:
-            item = await self._out.get()
-            if isinstance(item, ApiError):
-                raise item
-            yield item
-            if isinstance(item, Report):
-                return
-
     def cancel(self) -> None:
-        """Nobody listens any more."""
-        if self.handle is not None and not self._over:
-            self.handle.cancel()
+        """Cancel it, unless it is over."""
+        if self.submitted is not None and not self._over:
+            self.submitted.cancel()
 
     def notify(self) -> None:
-        """For the engine's thread: something has happened."""
-        with suppress(RuntimeError):  # the loop has been closed: nobody is left to be told
-            self._loop.call_soon_threadsafe(self._progress)
+        """Schedule its progress on the event loop; for the scheduler's thread."""
+        assert self.loop is not None
+        with suppress(RuntimeError):  # the loop was closed, and with it every client
+            self.loop.call_soon_threadsafe(self._progress)
 
     def _progress(self) -> None:
-        handle = self.handle
-        if handle is None or self._over:
+        request = self.submitted
+        if request is None or self._over:
             return
-        ended = handle.ended  # asked first: what is there afterwards is all
-        if handle.sequence is not None and not self._started:
+        ended = request.ended  # read first: all tokens are there afterwards
+        if request.sequence is not None and not self._started:
             self._started = True
-            running = handle.sequence
-            cached = running.lease.start
-            self._out.put_nowait(Start(prompt_tokens=len(handle.prompt), cached_tokens=cached))
+            cached = request.sequence.lease.start
+            self.events.put_nowait(Start(prompt_tokens=len(self.prompt), cached_tokens=cached))
         if not self._broken:
-            self._speak(handle, last=ended)
+            self._parse(request, last=ended)
         if ended:
             self._over = True
-            self._end(handle)
+            self._end(request)
 
-    def _speak(self, handle: Submitted, *, last: bool) -> None:
-        """Pass the new tokens on as pieces; a fault of ours must not leave anybody waiting."""
+    @cached_property
+    def _parser(self) -> OutputParser:
+        chat = self.chat
+        return OutputParser(
+            thinking=self.rendered.thinking,
+            tools=chat.tools,
+            parse_tools=chat.parse_tools,
+            stop=chat.stop,
+            raw=chat.text is not None,
+        )
+
+    @cached_property
+    def _text(self) -> TextStream:
+        return self.tokenizer.stream()
+
+    def _parse(self, request: Request, *, last: bool) -> None:
+        """Pass the new tokens on as pieces; a bug of ours must not leave a client waiting."""
         try:
-            for token in handle.take():
-                self._take(handle, token)
+            for token in request.take():
+                self._take(request, token)
             if last:
                 for piece in [*self._parser.push(self._text.finish()), *self._parser.finish()]:
-                    self._out.put_nowait(piece)
+                    self.events.put_nowait(piece)
         except Exception:
-            LOGGER.exception("request %d: its text could not be told", self.number)
+            LOGGER.exception("request %d: its text could not be parsed", self.number)
             self._broken = True
-            handle.cancel()
-            self._out.put_nowait(ApiError(500, FAULT))
+            request.cancel()
+            self.events.put_nowait(ApiError(500, FAULT))
 
-    def _take(self, handle: Submitted, token: int) -> None:
+    def _take(self, request: Request, token: int) -> None:
         self.tokens.append(token)
-        if handle.sequence is not None and token in handle.sequence.stop_tokens:
+        if token in request.stop_tokens:
             return
         for piece in self._parser.push(self._text.push(token)):
             if isinstance(piece, Reasoning):
                 self._thought = len(self.tokens)
-            self._out.put_nowait(piece)
+            self.events.put_nowait(piece)
 
-    def _end(self, handle: Submitted) -> None:
-        last: Report | ApiError = ApiError(500, FAULT)
+    def _end(self, request: Request) -> None:
+        last: Event = ApiError(500, FAULT)
         try:
-            report, last = self._outcome(handle)
-            self._done(self, report)
+            report, last = self._outcome(request)
+            self.done(self, report)
         except Exception:
-            LOGGER.exception("request %d: its end could not be noted", self.number)
+            LOGGER.exception("request %d: its end could not be recorded", self.number)
         finally:
-            self._out.put_nowait(last)
+            self.events.put_nowait(last)
 
-    def _outcome(self, handle: Submitted) -> tuple[Report, Report | ApiError]:
-        """What came of it, and what its client is told."""
+    def _outcome(self, request: Request) -> tuple[Report, Report | ApiError]:
+        """Return its report, and its client's last event."""
         try:
-            output = handle.result(timeout=0)
+            output = request.result(timeout=0)
         except Exception as error:
-            report = self._report(handle, handle.output("error"), queued=0.0, finish="error")
             LOGGER.error("request %d failed", self.number, exc_info=error)
-            return report, ApiError(500, "the engine failed; the server's log says why")
-        finish = "error" if self._broken else None
-        report = self._report(handle, output, queued=output.queued_seconds, finish=finish)
-        return report, self._refusal(report) if output.finish == "refused" else report
+            report = self._report(request, request.output("error"), finish="error")
+            return report, ApiError(500, "the engine failed; the server's log has the reason")
+        finish = "error" if self._broken else output.finish
+        report = self._report(request, output, finish=finish)
+        return report, _refusal(request) if output.finish == "refused" else report
 
-    def _refusal(self, report: Report) -> ApiError:
-        why = self.handle.refusal if self.handle is not None else None
-        sizes = "" if why is None else f": {why.bytes_needed:,} bytes needed, at most "
-        sizes += "" if why is None else f"{why.bytes_freeable:,} can be freed"
-        told = f"no room for {report.prompt_tokens} prompt tokens and what they ask for{sizes}"
-        return ApiError(503, f"{told}; unpin or remove something that is retained")
-
-    def _report(
-        self, handle: Submitted, made: RequestOutput, *, queued: float, finish: str | None = None
-    ) -> Report:
-        sequence, call = handle.sequence, self.asked.call
-        now, (arrived, begun) = time.perf_counter(), self.asked.arrived
+    def _report(self, request: Request, output: RequestOutput, *, finish: str) -> Report:
+        sequence, chat = request.sequence, self.chat
+        now, (arrived, begun) = time.perf_counter(), self.arrived
         first = sequence.first if sequence is not None and sequence.first else now
         return Report(
             number=self.number,
-            endpoint=call.endpoint,
-            prompt_tokens=made.prompt_tokens,
-            cached_tokens=made.reused,
-            output_tokens=len(made.tokens),
+            endpoint=chat.endpoint,
+            prompt_tokens=output.prompt_tokens,
+            cached_tokens=output.reused,
+            output_tokens=len(output.tokens),
             reasoning_tokens=self._thought,
-            retained_tokens=made.retained,
-            reuse=made.reuse,
-            reason=made.reason,
-            exact=made.exact,
-            finish=finish or made.finish,
+            retained_tokens=output.retained,
+            reuse=output.reuse,
+            reason=output.reason,
+            exact=output.exact,
+            finish=finish,
             stop_string=self._parser.stop_string,
-            key=made.key,
-            lane=made.lane,
-            drafted=made.drafted,
-            accepted=made.accepted,
+            key=output.key,
+            lane=output.lane,
+            drafted=output.drafted,
+            accepted=output.accepted,
             arrived=arrived,
-            queued_seconds=queued,
+            queued_seconds=0.0 if finish == "error" else output.queued_seconds,
             first_token_seconds=first - begun,
-            prefill_seconds=made.first_token_seconds,
+            prefill_seconds=output.first_token_seconds,
             seconds=now - begun,
-            stream=call.stream,
-            control=call.control,
-            tier=made.tier,
+            stream=chat.stream,
+            control=chat.control,
+            tier=output.tier,
         )
+
+
+def _refusal(request: Request) -> ApiError:
+    why, sizes = request.refusal, ""
+    if why is not None:
+        sizes = f": {why.bytes_needed:,} bytes needed, at most {why.bytes_freeable:,} can be freed"
+    text = f"no room for {len(request.prompt)} prompt tokens and their answer{sizes}"
+    return ApiError(503, f"{text}; unpin or remove a retained entry")

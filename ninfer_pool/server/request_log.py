@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer_pool.errors import ConfigError
-from ninfer_pool.server.calls import Report
+from ninfer_pool.server.chat_request import Report
 from ninfer_pool.server.request_matching import CELL_BYTES, Known, RequestMatcher, Tags
 from ninfer_pool.sim.convert.server_log import FORMAT, VERSION
 

@@ -1,41 +1,43 @@
-"""From a `Call` to the engine and back: what is shared by every dialect."""
+"""From a `ChatRequest` to the scheduler and back, the same for every dialect."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
 
+from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.core.results import Explanation
 from ninfer_pool.errors import PoolError, PromptError
 from ninfer_pool.runner import Chat, Rendered, Runner, Scheduler
 from ninfer_pool.runner.request import ContextError
-from ninfer_pool.server.calls import Call, Report
+from ninfer_pool.server.chat_request import ChatRequest, Report
 from ninfer_pool.server.errors import ApiError, context_exceeded
 from ninfer_pool.server.metrics import Metrics
 from ninfer_pool.server.recent import Past, Recent
-from ninfer_pool.server.request import Asked, Request
+from ninfer_pool.server.request import ServedRequest
 from ninfer_pool.server.request_log import RequestLog, console_line
 from ninfer_pool.server.settings import Settings
 from ninfer_pool.server.shutdown import SPARE_SHARE, Deadline, last_line
 
 Result = TypeVar("Result")
+Parse = Callable[[bytes, Mapping[str, str]], ChatRequest]
 LARGE = 16 << 10
-"""Bytes of a body that is worth a thread of its own, lest it hold the others up."""
+"""Bytes of a body that is parsed in a thread of its own: it would delay the others."""
 LONG = LARGE // 4
 """The same in tokens of a prompt."""
 MOST_SHOWN = 100
-"""Characters of what a client sent that an error repeats."""
+"""Characters of a client's own text in an error."""
 
 
 class Service:
-    """One engine, its metrics, its log, and what is remembered of the last requests.
+    """One scheduler, its metrics, its log, and the last requests.
 
-    Everything but the engine's own thread runs on one event loop.
+    All but the scheduler's own thread runs on one event loop.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Service:
         self.runner = runner
         self.settings = settings
         self.engine = Scheduler(runner)
+        self._tokenizer = runner.tokenizer
         self.chat = Chat(runner.tokenizer) if runner.tokenizer.chat_template is not None else None
         self.metrics = Metrics(
             runner.pool,
@@ -57,7 +60,7 @@ class Service:
         )
         self.begun = time.time()
         self.recent = Recent()
-        self.live: dict[int, Request] = {}
+        self.live: dict[int, ServedRequest] = {}
         self._log = log
         self._loop: asyncio.AbstractEventLoop | None = None
         self._print = print_line
@@ -65,33 +68,45 @@ class Service:
         self._forced = self._last_printed = False
         self._numbers = count(1)
 
-    # -- asking ----------------------------------------------------------------------------
+    # -- preparing -------------------------------------------------------------------------
 
-    async def ask(self, make: Callable[[], Call], *, size: int) -> Asked:
-        """Check a body of ``size`` bytes and turn it into a prompt.
+    async def prepare(self, parse: Parse, body: bytes, headers: Mapping[str, str]) -> ServedRequest:
+        """Parse a body and render its prompt.
 
         Raises:
-            ApiError: what cannot be served, and why.
+            ApiError: it cannot be served, with the reason.
         """
         arrived = time.time(), time.perf_counter()
-        if size > LARGE:
-            return await asyncio.to_thread(self._ask, make, arrived)
-        return self._ask(make, arrived)
+        if len(body) > LARGE:
+            return await asyncio.to_thread(self._prepare, parse, body, headers, arrived)
+        return self._prepare(parse, body, headers, arrived)
 
-    def _ask(self, make: Callable[[], Call], arrived: tuple[float, float]) -> Asked:
-        call = make()
-        self.check_model(call.model)
+    def _prepare(
+        self,
+        parse: Parse,
+        body: bytes,
+        headers: Mapping[str, str],
+        arrived: tuple[float, float],
+    ) -> ServedRequest:
+        chat = parse(body, headers)
+        self.check_model(chat.model)
         try:
-            ask = self._render(call)
+            rendered = self._render(chat)
             prompt = self.runner.prompt(
-                ask.tokens, salt=call.control.salt, boundaries=ask.boundaries
+                rendered.tokens, salt=chat.control.salt, boundaries=rendered.boundaries
             )
         except PoolError as error:
             raise ApiError.of(error) from None
-        return Asked(call=call, ask=ask, prompt=prompt, arrived=arrived)
+        return ServedRequest(
+            chat=chat,
+            rendered=rendered,
+            prompt=prompt,
+            tokenizer=self._tokenizer,
+            arrived=arrived,
+        )
 
     def check_model(self, name: str | None) -> None:
-        """Say no to a model that is not served.
+        """Reject a model that is not served.
 
         Raises:
             ApiError: 404.
@@ -106,106 +121,101 @@ class Service:
                 code="model_not_found",
             )
 
-    def _render(self, call: Call) -> Rendered:
-        if call.text is None:
+    def _render(self, chat: ChatRequest) -> Rendered:
+        if chat.text is None:
             if self.chat is None:
                 raise PromptError("messages: the model has no chat template; use /v1/completions")
             return self.chat.render(
-                call.messages,
-                tools=call.tools,
-                breakpoints=call.breakpoints,
-                **{**self.settings.template, **call.template},
+                chat.messages,
+                tools=chat.tools,
+                breakpoints=chat.breakpoints,
+                **{**self.settings.template, **chat.template},
             )
-        text = call.text
-        tokens = self.runner.tokenizer.encode(text) if isinstance(text, str) else text
+        text = chat.text
+        tokens = self._tokenizer.encode(text) if isinstance(text, str) else text
         if not tokens:
             raise PromptError("prompt: empty; needs at least one token")
         return Rendered.raw(tokens)
 
-    def explain(self, asked: Asked) -> Explanation:
-        """Say why a request would hit as deep as it would."""
-        read = asked.call.control.read and self.settings.read
-        return self.runner.pool.explain(asked.prompt, read=read)
+    def explain(self, request: ServedRequest) -> Explanation:
+        """Return why a request would hit as deep as it would."""
+        read = request.chat.control.read and self.settings.read
+        return self.runner.pool.explain(request.prompt, read=read)
 
     async def between_steps(self, work: Callable[[], Result]) -> Result:
-        """Do what reaches the device's pages: on the engine's thread, between two steps."""
+        """Run a function that reaches the device's pages: on the scheduler's thread."""
         self._check_open()
         return await asyncio.wrap_future(self.engine.call(work))
 
     # -- running ---------------------------------------------------------------------------
 
-    def submit(self, asked: Asked) -> Request:
+    def submit(self, request: ServedRequest) -> None:
         """Queue a request.
 
         Raises:
             ApiError: it can never fit, or too many wait.
         """
+        options = self._options(request)
         self._check_open()
         if self.engine.queued >= self.settings.max_queue:
             raise ApiError(503, f"{self.engine.queued} requests wait already; try later")
-        request = Request(
-            asked, number=next(self._numbers), tokenizer=self.runner.tokenizer, done=self._done
-        )
+        request.number, request.done = next(self._numbers), self._done
+        request.loop = asyncio.get_running_loop()
         try:
-            request.handle = self.engine.submit(
-                asked.prompt, notify=request.notify, hint=_hint(asked), **self._wishes(asked)
-            )
+            request.submitted = self.engine.submit(request.prompt, notify=request.notify, **options)
         except ContextError as error:
             raise context_exceeded(
                 prompt_tokens=error.prompt_tokens,
                 max_tokens=error.max_tokens,
                 context=error.context,
-                param="messages" if asked.call.text is None else "prompt",
+                param="messages" if request.chat.text is None else "prompt",
             ) from None
         except PoolError as error:
             raise ApiError.of(error) from None
         self.live[request.number] = request
         if self._log is not None:
-            control = asked.call.control
+            control = request.chat.control
             request.logged = self._log.arrive(
                 request.number,
-                asked.prompt.tokens,
+                request.prompt.tokens,
                 salt=control.salt,
                 hint=control.hint,
-                endpoint=asked.call.endpoint,
+                endpoint=request.chat.endpoint,
             )
-        return request
 
     def _check_open(self) -> None:
         if self.engine.stopping:
             failed = self.engine.failure is not None
             raise ApiError(503, "the engine has failed" if failed else "the server is stopping")
 
-    def _wishes(self, asked: Asked) -> dict[str, Any]:
-        call, settings = asked.call, self.settings
-        control = call.control
+    def _options(self, request: ServedRequest) -> dict[str, Any]:
+        chat, settings = request.chat, self.settings
+        control, hint = chat.control, chat.control.hint
+        tokens = chat.max_tokens
         return {
-            "sampling": call.sampling,
-            "max_tokens": self._max_tokens(asked),
-            "stop_strings": call.stop,
+            "sampling": chat.sampling,
+            "max_tokens": self._default_max_tokens(request.prompt) if tokens is None else tokens,
+            "stop_strings": chat.stop,
             "read": control.read and settings.read,
             "retain": settings.single_lane or (control.retain and settings.retain),
             "priority": control.priority,
             "ttl_seconds": control.ttl_seconds,
+            "hint": None if hint is None else f"{control.salt or ''}\0{hint}",
         }
 
-    def _max_tokens(self, asked: Asked) -> int:
-        """What the request says, else the default as far as context and slab allow."""
-        if asked.call.max_tokens is not None:
-            return asked.call.max_tokens
-        used = len(asked.prompt) + self.runner.executor.draft_tokens
+    def _default_max_tokens(self, prompt: Prompt) -> int:
+        """Return the default, as far as context and slab allow."""
+        used = len(prompt) + self.runner.executor.draft_tokens
         slab = self.runner.pool.config.num_pages * self.runner.pool.config.page_tokens
-        room = min(self.runner.max_context - len(asked.prompt), slab - used)
+        room = min(self.runner.max_context - len(prompt), slab - used)
         return max(1, min(self.settings.default_max_tokens, room))
 
-    def _done(self, request: Request, report: Report) -> None:
-        """A request has ended, however it did: count it, log it, say it."""
+    def _done(self, request: ServedRequest, report: Report) -> None:
+        """Count, log and print a request that has ended, however it did."""
         self.live.pop(request.number, None)
-        handle = request.handle
-        parted = None
-        if handle is not None and handle.sequence is not None:
-            parted = handle.sequence.lease.explanation.diverged_at
-        # Rendering again can wait until the client has its answer; whoever asks comes later still.
+        sequence = request.submitted.sequence if request.submitted is not None else None
+        parted = None if sequence is None else sequence.lease.explanation.diverged_at
+        # Rendering again can wait until the client has its answer.
         asyncio.get_running_loop().call_soon(self._remember, request, report, parted)
         self.metrics.note(report)
         if self._log is not None and request.logged is not None:
@@ -213,24 +223,23 @@ class Service:
                 request.logged,
                 report,
                 output=np.asarray(request.tokens, dtype=np.int32),
-                boundaries=request.asked.ask.boundaries,
+                boundaries=request.rendered.boundaries,
             )
         self._print(console_line(report))
 
-    def _remember(self, request: Request, report: Report, parted: int | None) -> None:
-        """Note the request for the page; to tell where it parted may render it once more."""
+    def _remember(self, request: ServedRequest, report: Report, parted: int | None) -> None:
+        """Record the request for the page; the part where it diverged may need a rendering."""
 
         def note(where: str | None) -> None:
             self.recent.note(Past(report=report, parted_at=parted, parted_in=where))
 
-        asked = request.asked
         if parted is None:
             note(None)
         elif report.prompt_tokens <= LONG:
-            note(asked.part_at(parted))
+            note(request.part_at(parted))
         else:
-            told = asyncio.get_running_loop().run_in_executor(None, asked.part_at, parted)
-            told.add_done_callback(lambda done: note(None if done.exception() else done.result()))
+            part = asyncio.get_running_loop().run_in_executor(None, request.part_at, parted)
+            part.add_done_callback(lambda done: note(None if done.exception() else done.result()))
 
     # -- ending ----------------------------------------------------------------------------
 
@@ -284,8 +293,3 @@ class Service:
             self._deadline.stop()
         if self._log is not None:
             self._log.close()
-
-
-def _hint(asked: Asked) -> str | None:
-    control = asked.call.control
-    return None if control.hint is None else f"{control.salt or ''}\0{control.hint}"

@@ -11,7 +11,7 @@ from ninfer_pool.core.results import EntryInfo, TierStats, reuse_of
 from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.pool_metrics import bytes_by_use
 from ninfer_pool.server.recent import Past
-from ninfer_pool.server.request import Asked, Request
+from ninfer_pool.server.request import ServedRequest
 from ninfer_pool.server.service import Service
 
 MOST_ENTRIES = 256
@@ -105,9 +105,9 @@ def _tier(stats: TierStats, salt: str | None) -> dict[str, Any]:
 def _lanes(service: Service, salt: str | None) -> list[dict[str, Any]]:
     lanes = [_lane(lane, "idle") for lane in range(service.runner.pool.config.lanes)]
     for request in list(service.live.values()):
-        running = request.handle.sequence if request.handle is not None else None
+        running = request.submitted.sequence if request.submitted is not None else None
         if running is not None and not running.lease.ended:
-            mine = request.asked.call.control.salt == salt
+            mine = request.chat.control.salt == salt
             lanes[running.lane] = _busy(request) if mine else _lane(running.lane, "busy")
     return lanes
 
@@ -118,15 +118,15 @@ def _lane(lane: int, state: str) -> dict[str, Any]:
     return {"lane": lane, "state": state, "request": None, **nothing, "reuse": None, "tier": None}
 
 
-def _busy(request: Request) -> dict[str, Any]:
-    assert request.handle is not None
-    running = request.handle.sequence
+def _busy(request: ServedRequest) -> dict[str, Any]:
+    assert request.submitted is not None
+    running = request.submitted.sequence
     assert running is not None
     return {
         "lane": running.lane,
         "state": "decode" if running.ready else "prefill",
         "request": request.number,
-        "prompt_tokens": len(request.asked.prompt),
+        "prompt_tokens": len(request.prompt),
         "cached_tokens": running.lease.start,
         "position": running.lease.frontier,
         "output_tokens": len(running.tokens),
@@ -162,9 +162,9 @@ def _request(past: Past) -> dict[str, Any]:
 # -- one request, one entry ----------------------------------------------------------------
 
 
-def explanation(service: Service, asked: Asked) -> dict[str, Any]:
+def explanation(service: Service, request: ServedRequest) -> dict[str, Any]:
     """Return the answer to ``POST /pool/explain``: how deep the request would hit, and why."""
-    found = service.explain(asked)
+    found = service.explain(request)
     parted = found.diverged_at
     return {
         "reason": found.reason,
@@ -176,10 +176,10 @@ def explanation(service: Service, asked: Asked) -> dict[str, Any]:
         "reuse": reuse_of(found.kind if found.resumable else None),
         "exact": found.exact,
         "diverged_at": parted,
-        "diverged_in": None if parted is None else asked.part_at(parted),
+        "diverged_in": None if parted is None else request.part_at(parted),
         "helps": list(found.helps),
-        "boundaries": [list(boundary) for boundary in asked.ask.boundaries],
-        "key": service.runner.pool.key(asked.prompt),
+        "boundaries": [list(boundary) for boundary in request.rendered.boundaries],
+        "key": service.runner.pool.key(request.prompt),
         "text": str(found),
         "tier": found.tier,
     }

@@ -11,8 +11,6 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from ninfer_pool.server.errors import invalid
-
 
 def loads(text: str | bytes) -> Any:
     """Return the value of a JSON text.
@@ -21,23 +19,6 @@ def loads(text: str | bytes) -> Any:
         ValueError: not JSON as strict as this module reads it.
     """
     return from_json(text, allow_inf_nan=False)
-
-
-def read_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object that is a request's body.
-
-    Raises:
-        ApiError: 400; as `loads`, or a body that is empty or another value.
-    """
-    if not body.strip():
-        raise invalid("body: empty; needs a JSON object")
-    try:
-        value = loads(body)
-    except ValueError as error:
-        raise invalid(f"body: {error}; needs a JSON object") from None
-    if not isinstance(value, dict):
-        raise invalid(f"body: {shown(value)}; needs a JSON object")
-    return value
 
 
 def read_text_object(text: str) -> dict[str, Any] | None:

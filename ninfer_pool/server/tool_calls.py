@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ninfer_pool.server.calls import ToolCall
+from ninfer_pool.server.chat_request import ToolCall
 from ninfer_pool.server.strict_json import loads, read_text_object
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

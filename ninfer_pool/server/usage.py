@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
-from ninfer_pool.server.calls import Piece, Reasoning, Report, Start, Text
+from ninfer_pool.server.chat_request import Piece, Reasoning, Report, Start, Text
 
 DONE = b"data: [DONE]\n\n"
 

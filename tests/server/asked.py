@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ninfer_pool.server import anthropic, openai
-from ninfer_pool.server.calls import Call
+from ninfer_pool.server.chat_request import ChatRequest
 from ninfer_pool.server.errors import ApiError
 
-Parse = Callable[..., Call]
+Parse = Callable[..., ChatRequest]
 HELLO = {"role": "user", "content": "Hello"}
 WEATHER: dict[str, Any] = {
     "name": "weather",
@@ -31,22 +31,22 @@ WEATHER: dict[str, Any] = {
 TOOL = {"type": "function", "function": WEATHER}
 
 
-def chat(*messages: Any, headers: dict[str, str] | None = None, **fields: Any) -> Call:
+def chat(*messages: Any, headers: dict[str, str] | None = None, **fields: Any) -> ChatRequest:
     """What a chat request becomes."""
     body = {"model": "m", "messages": list(messages) or [HELLO], **fields}
-    return openai.chat_call(json.dumps(body).encode(), headers or {})
+    return openai.parse_chat(json.dumps(body).encode(), headers or {})
 
 
-def completion(headers: dict[str, str] | None = None, **fields: Any) -> Call:
+def completion(headers: dict[str, str] | None = None, **fields: Any) -> ChatRequest:
     """What a completion request becomes."""
     body = {"model": "m", "prompt": "Once", **fields}
-    return openai.completion_call(json.dumps(body).encode(), headers or {})
+    return openai.parse_completion(json.dumps(body).encode(), headers or {})
 
 
-def messages(*asked: Any, headers: dict[str, str] | None = None, **fields: Any) -> Call:
+def messages(*asked: Any, headers: dict[str, str] | None = None, **fields: Any) -> ChatRequest:
     """What an Anthropic request becomes."""
     body = {"model": "m", "max_tokens": 9, "messages": list(asked) or [HELLO], **fields}
-    return anthropic.messages_call(json.dumps(body).encode(), headers or {})
+    return anthropic.parse_messages(json.dumps(body).encode(), headers or {})
 
 
 def refusal(ask: Callable[[], Any]) -> ApiError:

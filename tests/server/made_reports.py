@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ninfer_pool.server.calls import Control, Report
+from ninfer_pool.server.chat_request import Control, Report
 
 
 def report(number: int = 1, **changes: Any) -> Report:

@@ -9,7 +9,7 @@ from ninfer_pool.core.lease import Lease
 from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt
-from ninfer_pool.server.calls import Control, Report
+from ninfer_pool.server.chat_request import Control, Report
 from ninfer_pool.server.request_log import RequestLog
 from ninfer_pool.sim.tokens import TokenSource
 from ninfer_pool.sim.trace import Trace, TraceRequest

@@ -13,7 +13,7 @@ import torch
 import xxhash
 
 from ninfer_pool.runner import Sequence as Held
-from ninfer_pool.server.request import Asked, Request
+from ninfer_pool.server.request import ServedRequest
 from tests.server.world import Server, chat_body
 
 Body = dict[str, Any]
@@ -100,7 +100,7 @@ def begun(server: Server, number: int, *, words: int = 60, **fields: Any) -> Tal
 class Watch:
     """What a server made of its requests, seen from within."""
 
-    requests: dict[int, Request] = field(default_factory=dict)
+    requests: dict[int, ServedRequest] = field(default_factory=dict)
     """By number."""
     logits: dict[Held | None, str] = field(default_factory=dict)
     """Digests of those that each request's first token was drawn from."""
@@ -111,7 +111,7 @@ class Watch:
 
     def bits(self, body: Body) -> tuple[str, list[int]]:
         """What tells to the bit whether an answer was made as another: states count, not words."""
-        handle = self.requests[body["pool"]["request"]].handle
+        handle = self.requests[body["pool"]["request"]].submitted
         assert handle is not None
         return self.logits[handle.sequence], self.tokens(body)
 
@@ -122,10 +122,9 @@ def watched(server: Server) -> Iterator[Watch]:
     seen, runner = Watch(), server.runner
     inner, tail = server.service.submit, runner.executor.tail_logits
 
-    def submit(asked: Asked) -> Request:
-        request = inner(asked)
+    def submit(request: ServedRequest) -> None:
+        inner(request)
         seen.requests[request.number] = request
-        return request
 
     def tail_logits(lane: int) -> torch.Tensor:
         found = tail(lane)

@@ -10,7 +10,7 @@ import pytest
 
 from ninfer_pool.runner import Sampling
 from ninfer_pool.server import anthropic
-from ninfer_pool.server.calls import Control
+from ninfer_pool.server.chat_request import Control
 from tests.server.asked import HELLO, TOOL, WEATHER, messages, refusal
 
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -283,16 +283,16 @@ def test_unknown_fields_are_refused_as_anthropic_does(fields: dict[str, Any], pa
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000])
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
-    for parse in (anthropic.messages_call, anthropic.count_call):
+    for parse in (anthropic.parse_messages, anthropic.parse_count):
         assert refusal(partial(parse, body, {})).message.startswith("body: ")
 
 
 def test_counting_needs_no_limit() -> None:
     body = json.dumps({"model": "m", "messages": [HELLO], "system": "Be brief"}).encode()
-    call = anthropic.count_call(body, {"x-cache-salt": "s"})
+    call = anthropic.parse_count(body, {"x-cache-salt": "s"})
     assert [each["role"] for each in call.messages] == ["system", "user"]
     assert (call.endpoint, call.max_tokens) == (anthropic.COUNT, None)
-    assert refusal(lambda: anthropic.messages_call(body, {})).message == (
+    assert refusal(lambda: anthropic.parse_messages(body, {})).message == (
         "max_tokens: Field required"
     )
 

@@ -41,19 +41,19 @@ def test_no_prompt_or_several_are_refused(prompt: Any) -> None:
 
 
 def test_what_is_not_there_is_missing() -> None:
-    assert refusal(lambda: openai.chat_call(b"{}", {})).message == "messages: Field required"
-    assert refusal(lambda: openai.completion_call(b"{}", {})).message == "prompt: Field required"
+    assert refusal(lambda: openai.parse_chat(b"{}", {})).message == "messages: Field required"
+    assert refusal(lambda: openai.parse_completion(b"{}", {})).message == "prompt: Field required"
 
 
 def test_either_body_can_be_explained() -> None:
-    raw = openai.explain_call(json.dumps({"prompt": "Once", "cache_salt": "s"}).encode(), {})
+    raw = openai.parse_explain(json.dumps({"prompt": "Once", "cache_salt": "s"}).encode(), {})
     assert (raw.text, raw.control.salt, raw.endpoint) == ("Once", "s", openai.EXPLAIN)
-    asked = openai.explain_call(json.dumps({"messages": [HELLO]}).encode(), {})
+    asked = openai.parse_explain(json.dumps({"messages": [HELLO]}).encode(), {})
     assert (asked.messages, asked.endpoint) == ((HELLO,), openai.EXPLAIN)
 
 
 def test_a_pin_is_what_a_body_may_leave_out() -> None:
-    assert openai.pin_wanted(b"")
-    assert openai.pin_wanted(b"{}")
-    assert not openai.pin_wanted(b'{"pinned": false}')
-    assert refusal(lambda: openai.pin_wanted(b'{"pinned": "no"}')).param == "pinned"
+    assert openai.parse_pin(b"")
+    assert openai.parse_pin(b"{}")
+    assert not openai.parse_pin(b'{"pinned": false}')
+    assert refusal(lambda: openai.parse_pin(b'{"pinned": "no"}')).param == "pinned"

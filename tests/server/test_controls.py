@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ninfer_pool.server.calls import Control
+from ninfer_pool.server.chat_request import Control
 from tests.server.asked import chat, completion, refusal
 
 

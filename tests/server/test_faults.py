@@ -97,7 +97,7 @@ def test_a_loop_that_ends_leaves_nobody_waiting(server: Server) -> None:
 
 
 def test_an_endpoint_that_fails_says_so_in_the_shape_of_its_client(server: Server) -> None:
-    with mock.patch.object(Service, "ask", broken):
+    with mock.patch.object(Service, "prepare", broken):
         for path in PATHS:
             answer = ask(server, path, chat_body("Hi."))
             assert answer.status == 500

@@ -236,7 +236,7 @@ def test_field_41_usage_log_console_metrics_and_runner_agree(tmp_path: Path) -> 
         pool = server.get("/pool")
         counters = server.runner.pool.stats().counters
         matches = [LINE.match(line) for line in server.lines]
-        handles = [request.handle for request in made.requests.values()]
+        handles = [request.submitted for request in made.requests.values()]
     prompts, reused, made_tokens = (sum(column) for column in zip(*said_by_usage, strict=True))
     assert 0 < reused < prompts
     assert sum(chunks) == prompts - reused

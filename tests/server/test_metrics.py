@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 
 from ninfer_pool import PoolConfig
-from ninfer_pool.server.calls import Control
+from ninfer_pool.server.chat_request import Control
 from ninfer_pool.server.lifetimes import Lifetimes
 from ninfer_pool.server.metrics import TENANTS, Metrics, wants_prometheus
 from tests.machinery.driver import Driver

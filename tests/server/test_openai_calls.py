@@ -8,7 +8,7 @@ import pytest
 
 from ninfer_pool.runner import Sampling
 from ninfer_pool.server import openai
-from ninfer_pool.server.calls import Control
+from ninfer_pool.server.chat_request import Control
 from tests.server.asked import HELLO, TOOL, WEATHER, chat, completion, refusal
 
 EPHEMERAL = {"type": "ephemeral"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ninfer_pool.server.calls import Piece, Reasoning, Text, ToolCall
+from ninfer_pool.server.chat_request import Piece, Reasoning, Text, ToolCall
 from ninfer_pool.server.output_parser import MAX_CLOSES, OutputParser
 from ninfer_pool.server.usage import merged
 from tests.server.asked import TOOL

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ninfer_pool.errors import ConfigError
-from ninfer_pool.server.calls import Control
+from ninfer_pool.server.chat_request import Control
 from ninfer_pool.server.request_log import Arrival, RequestLog, common_tokens, console_line
 from ninfer_pool.server.request_matching import Known, RequestMatcher, Tags
 from ninfer_pool.sim.converters import convert

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer_pool.server import anthropic, openai
-from ninfer_pool.server.calls import Call
+from ninfer_pool.server.chat_request import ChatRequest
 from ninfer_pool.server.errors import ApiError
 from tests.server.asked import chat, refusal
 
@@ -47,7 +47,7 @@ LEVELS = 200
     ],
 )
 def test_a_body_that_is_no_json_object_is_refused(body: bytes, says: str) -> None:
-    for parse in (openai.chat_call, openai.completion_call, openai.explain_call):
+    for parse in (openai.parse_chat, openai.parse_completion, openai.parse_explain):
         error = refusal(partial(parse, body, {}))
         assert says in error.message
         assert error.message.startswith("body: ")
@@ -56,12 +56,12 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes, says: str) -> Non
 @pytest.mark.parametrize("field", ["temperature", "ttl_seconds"])
 def test_a_number_too_large_for_a_float_is_refused(field: str) -> None:
     body = b'{"messages": [{"role": "user", "content": "Hi"}], "%s": 1e999}' % field.encode()
-    assert refusal(partial(openai.chat_call, body, {})).message.startswith(f"{field}: ")
+    assert refusal(partial(openai.parse_chat, body, {})).message.startswith(f"{field}: ")
 
 
 def test_of_a_key_that_is_written_twice_the_last_value_counts() -> None:
     body = b'{"messages": [], "messages": [{"role": "user", "content": "Hi"}]}'
-    assert len(openai.chat_call(body, {}).messages) == 1
+    assert len(openai.parse_chat(body, {}).messages) == 1
 
 
 def test_deep_values_are_no_trouble() -> None:
@@ -73,7 +73,7 @@ def test_deep_values_are_no_trouble() -> None:
 
 
 def test_whole_characters_written_as_pairs_are_read() -> None:
-    call = openai.chat_call(
+    call = openai.parse_chat(
         b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00 \\u00e9"}]}', {}
     )
     assert call.messages[0]["content"] == "\N{GRINNING FACE} é"
@@ -95,11 +95,11 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=5),
 )
 PARSERS = (
-    openai.chat_call,
-    openai.completion_call,
-    openai.explain_call,
-    anthropic.messages_call,
-    anthropic.count_call,
+    openai.parse_chat,
+    openai.parse_completion,
+    openai.parse_explain,
+    anthropic.parse_messages,
+    anthropic.parse_count,
 )
 
 
@@ -107,10 +107,12 @@ PARSERS = (
 def test_any_body_is_understood_or_refused(body: bytes) -> None:
     for parse in PARSERS:
         found = outcome(partial(parse, body, {}))
-        assert isinstance(found, Call) or (found.status == 400 and 0 < len(found.message) < 500)
+        assert isinstance(found, ChatRequest) or (
+            found.status == 400 and 0 < len(found.message) < 500
+        )
 
 
-def outcome(parse: Callable[[], Call]) -> Call | ApiError:
+def outcome(parse: Callable[[], ChatRequest]) -> ChatRequest | ApiError:
     """What comes of a body, whatever it is."""
     try:
         return parse()

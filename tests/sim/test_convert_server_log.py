@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ninfer_pool import cli
 from ninfer_pool.errors import TraceError
-from ninfer_pool.server.calls import Control
+from ninfer_pool.server.chat_request import Control
 from ninfer_pool.server.request_log import RequestLog, common_tokens
 from ninfer_pool.sim.converters import convert
 from ninfer_pool.sim.geometry import load_geometry

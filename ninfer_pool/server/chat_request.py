@@ -26,7 +26,7 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ChatRequest:
     """One request, checked, with nothing left of the dialect that it came in.
 
     Either ``messages`` and ``tools``, plain JSON as a chat template reads it, or ``text``: raw
