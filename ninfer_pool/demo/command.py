@@ -1,4 +1,4 @@
-"""`ninfer-pool demo`: plays the scenarios, prints what they show, writes picture and figures."""
+"""`ninfer-pool demo`: plays the scenarios, prints their tables, writes picture and figures."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ninfer_pool.sim.progress import Progress
 
 
 def demo(args: argparse.Namespace) -> None:
-    """Carry out one command line: tables to stdout as they come, then the files.
+    """Run the command: print each table when it is complete, then write the files.
 
     Raises:
-        UsageError: an output that cannot be written; nothing was played then.
+        UsageError: an output that cannot be written; no scenario was played.
     """
     options.check_outputs({"--plot": args.plot, "--json": args.json})
     plot = _drawable(args.plot)
@@ -37,7 +37,7 @@ def demo(args: argparse.Namespace) -> None:
             for path in (args.json, plot)
             if path is not None
         }
-        torch.set_num_threads(1)  # for so small a model a second one only waits for the first
+        torch.set_num_threads(1)  # a second one is no gain for so small a model
         stage = Stage()
         print("\n".join([f"{HEADLINE}:", f"{stage.model}.", "", *LEGEND]), flush=True)
         results = _play(stage, settings, size=QUICK if args.quick else FULL)
@@ -52,7 +52,7 @@ def demo(args: argparse.Namespace) -> None:
 
 
 def _drawable(plot: Path) -> Path | None:
-    """The picture's file, or None where nothing can be drawn, which is said in a line."""
+    """Return the picture's path; without matplotlib print one line and return None."""
     try:
         options.check_plot_library()
     except UsageError as error:
@@ -62,9 +62,9 @@ def _drawable(plot: Path) -> Path | None:
 
 
 def _play(stage: Stage, settings: Sequence[Setting], *, size: Size) -> list[ScenarioResult]:
-    """Play all scenarios in all settings; print each one's section when it is there."""
+    """Play all scenarios in all settings; print each section when it is complete."""
     results: list[ScenarioResult] = []
-    told = 0
+    printed = 0
     for scenario in SCENARIOS:
         plays = []
         with Progress(sys.stderr) as progress:
@@ -72,9 +72,9 @@ def _play(stage: Stage, settings: Sequence[Setting], *, size: Size) -> list[Scen
                 progress.show(scenario.title, number, len(settings))
                 plays.append(stage.play(scenario.script(size), setting))
         results.append(ScenarioResult(scenario=scenario, plays=tuple(plays)))
-        for section in sections(results)[told:]:
+        for section in sections(results)[printed:]:
             print(f"\n{section.table.text()}\n{section.shows}", flush=True)
-            told += 1
+            printed += 1
     return results
 
 

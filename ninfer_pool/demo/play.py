@@ -1,4 +1,4 @@
-"""Plays a script on an engine and notes what each request reused."""
+"""Plays a script on a scheduler and records the tokens that each request reused."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ninfer_pool.runner import TINY, RequestOutput, Runner, Scheduler
 from ninfer_pool.runner.chat import Chat
 
 KV_BUDGET = "128MiB"
-"""Room for everything that is ever alive here: K alone decides what stays."""
+"""Room for all entries of a play, so that K alone causes evictions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What serves: the pool with K entries, or (None) one retained lane as engines have today."""
+    """The pool with K entries, or (None) one retained lane as engines have today."""
 
     entries: int | None
 
     @property
     def label(self) -> str:
-        """As a table's column names it."""
+        """Return the heading of a table's column."""
         return "today" if self.entries is None else f"K={self.entries}"
 
 
@@ -30,7 +30,7 @@ TODAY = Setting(entries=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedRequest:
-    """One request and what came of it; ``first_token_ms`` counts from when it was submitted."""
+    """One served request; ``first_token_ms`` counts from its submission."""
 
     label: str
     prompt_tokens: int
@@ -51,54 +51,54 @@ class Play:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all requests."""
+        """Return the sum over the requests."""
         return sum(each.prompt_tokens for each in self.served)
 
     @property
     def cached_tokens(self) -> int:
-        """Of all requests."""
+        """Return the sum over the requests."""
         return sum(each.cached_tokens for each in self.served)
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompt tokens that needed no prefill."""
+        """Return the share of the prompt tokens that needed no prefill."""
         return self.cached_tokens / self.prompt_tokens
 
     @property
     def first_token_ms(self) -> float:
-        """The median over the requests."""
+        """Return the median over the requests."""
         return median(each.first_token_ms for each in self.served)
 
 
 class Stage:
-    """The shipped model, loaded once; each play gets an engine with a pool of its own."""
+    """The shipped model, loaded once; each play gets a scheduler and a pool of its own."""
 
     def __init__(self) -> None:
         self._loaded = Runner.from_pretrained(TINY, dtype="fp32", kv_budget=KV_BUDGET)
         self._chat = Chat(self._loaded.tokenizer)
         warm = self._loaded.prompt(list(range(3, 300)))
-        self._loaded.generate(warm, max_tokens=4)  # what is slow the first time only
+        self._loaded.generate(warm, max_tokens=4)  # the first call is slower
 
     @property
     def model(self) -> str:
-        """What runs, in a line."""
+        """Return a line on model, lane and pool."""
         room = str(self._loaded.capacity).partition(":")[0]
         return f"the shipped model in fp32 on the CPU, one lane, {room}"
 
     def play(self, script: Script, setting: Setting) -> Play:
         """Serve a script's requests, one after the other."""
-        engine = self._engine(setting)
+        scheduler = self._scheduler(setting)
         served: list[PlayedRequest] = []
-        ask = next(script)
+        request = next(script)
         while True:
-            outcome = self._serve(engine, ask, setting)
-            served.append(_served(ask, outcome))
+            outcome = self._serve(scheduler, request, setting)
+            served.append(_played(request, outcome))
             try:
-                ask = script.send(self._text(engine.runner, outcome))
+                request = script.send(self._text(scheduler.runner, outcome))
             except StopIteration:
                 return Play(setting=setting, served=tuple(served))
 
-    def _engine(self, setting: Setting) -> Scheduler:
+    def _scheduler(self, setting: Setting) -> Scheduler:
         today = setting.entries is None
         runner = Runner(
             self._loaded.model,
@@ -110,20 +110,22 @@ class Stage:
         )
         return Scheduler(runner)
 
-    def _serve(self, engine: Scheduler, ask: ScriptedRequest, setting: Setting) -> RequestOutput:
-        asked = self._chat.render(ask.messages, tools=ask.tools, enable_thinking=False)
-        prompt = engine.runner.prompt(asked.tokens, boundaries=asked.boundaries)
-        retain = ask.retain or setting.entries is None  # a lane is overwritten, whoever asks
-        return engine.generate(prompt, max_tokens=ask.max_tokens, retain=retain)
+    def _serve(
+        self, scheduler: Scheduler, request: ScriptedRequest, setting: Setting
+    ) -> RequestOutput:
+        asked = self._chat.render(request.messages, tools=request.tools, enable_thinking=False)
+        prompt = scheduler.runner.prompt(asked.tokens, boundaries=asked.boundaries)
+        retain = request.retain or setting.entries is None  # each request overwrites a lane
+        return scheduler.generate(prompt, max_tokens=request.max_tokens, retain=retain)
 
     def _text(self, runner: Runner, outcome: RequestOutput) -> str:
         return runner.tokenizer.decode(outcome.tokens).strip()
 
 
-def _served(ask: ScriptedRequest, outcome: RequestOutput) -> PlayedRequest:
+def _played(request: ScriptedRequest, outcome: RequestOutput) -> PlayedRequest:
     made = outcome
     return PlayedRequest(
-        label=ask.label,
+        label=request.label,
         prompt_tokens=made.prompt_tokens,
         cached_tokens=made.reused,
         output_tokens=len(made.tokens),
@@ -143,10 +145,10 @@ class ScenarioResult:
 
     @property
     def today(self) -> Play:
-        """One retained lane."""
+        """Return the play with one retained lane."""
         return self.plays[0]
 
     @property
     def pool(self) -> Play:
-        """The pool with the largest K."""
+        """Return the play with the largest K."""
         return self.plays[-1]

@@ -1,6 +1,6 @@
 """The demo's picture: hit rate and time to first token, from today's lane to the largest K.
 
-Needs matplotlib (the extra `plot`). The `.html` page holds all tables beside the drawings.
+Needs matplotlib (the extra `plot`). The `.html` page holds the drawings and all tables.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PANELS: dict[str, tuple[str, Figures]] = {
 
 
 def picture(results: Sequence[ScenarioResult], *, suffix: str) -> bytes:
-    """The file's bytes: `.svg` and `.png` hold both panels, `.html` the tables, too."""
+    """Return the file: `.svg` and `.png` hold both panels, `.html` the tables too."""
     if suffix == ".html":
         return page(results).encode()
     with mpl.rc_context(STYLE):
@@ -45,7 +45,7 @@ def picture(results: Sequence[ScenarioResult], *, suffix: str) -> bytes:
 
 
 def page(results: Sequence[ScenarioResult]) -> str:
-    """One page that asks no other host for anything: drawings, tables and what they show."""
+    """Return a page of drawings, tables and remarks that loads nothing from another host."""
     drawings = [
         f"<figure>{inline(panel_svg(results, panel), title=title)}</figure>"
         for panel, (title, _) in PANELS.items()
@@ -63,7 +63,7 @@ def _lines(text: str) -> str:
 
 
 def panel_svg(results: Sequence[ScenarioResult], panel: str) -> str:
-    """One panel as SVG text whose letters stay text, to stand in a page with others."""
+    """Return one panel as SVG whose letters stay text, for a page with others."""
     style = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": f"demo {panel}", "font.size": 10}
     with mpl.rc_context(style):
         figure = Figure(figsize=PANEL_INCHES)
@@ -95,7 +95,7 @@ def _coloured(results: Sequence[ScenarioResult]) -> list[tuple[str, ScenarioResu
 
 
 def _label_ends(axes: Axes, results: Sequence[ScenarioResult], value: Figures) -> None:
-    """Write name and last figure beside each line's end, moved apart."""
+    """Write name and last figure next to each line's end, moved apart."""
     low, high = axes.get_ylim()
     drawn = _coloured(results)
     ends = [value(result.pool) for _, result in drawn]

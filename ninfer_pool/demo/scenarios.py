@@ -1,8 +1,8 @@
-"""The scenarios: who sends which request when, whatever serves them.
+"""The scenarios: the requests of everyday clients and their order.
 
-A script yields one request after the other and is sent what was answered, as a client that keeps
-the conversation itself. The shipped model calls no tools, so the calls of agents are written here;
-all else in an assistant's message is the model's own.
+A script yields one request after the other and receives each answer, like a client that keeps the
+conversation itself. The shipped model calls no tools, so the calls of agents are written here;
+all other text of an assistant's message is the model's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ANSWER_TOKENS, SUMMARY_TOKENS = 6, 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedRequest:
-    """One chat request; ``retain`` False asks the pool to keep nothing of it."""
+    """One chat request; ``retain`` False leaves no entry of it in the pool."""
 
     label: str
     messages: tuple[Message, ...]
@@ -33,7 +33,7 @@ Script = Generator[ScriptedRequest, str, None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How long the scenarios are."""
+    """The length of the scenarios."""
 
     turns: int = 8
     steps: int = 3
@@ -44,7 +44,7 @@ FULL, QUICK = Size(), Size(turns=3, steps=2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A script, with what a reader is told of it; without ``happens`` it is a comparison."""
+    """A script and its description; without ``happens`` it is a comparison."""
 
     name: str
     title: str
@@ -54,56 +54,58 @@ class Scenario:
 
 
 def repeat(_: Size) -> Script:
-    """The same short request twice."""
+    """Yield the same short request twice."""
     for label in ("first time", "second time"):
         yield ScriptedRequest(label=label, messages=(_user(texts.GREETING),))
 
 
 def alternate(_: Size) -> Script:
-    """A, B, A, A."""
-    asked = dict(zip("AB", texts.PASSAGES, strict=False))
+    """Yield A, B, A, A."""
+    passages = dict(zip("AB", texts.PASSAGES, strict=False))
     for label in "ABAA":
-        yield ScriptedRequest(label=label, messages=(_user(f"{asked[label]}\n\n{texts.QUESTION}"),))
+        yield ScriptedRequest(
+            label=label, messages=(_user(f"{passages[label]}\n\n{texts.QUESTION}"),)
+        )
 
 
 def turns(size: Size) -> Script:
-    """A conversation with nothing beside it."""
+    """Yield a conversation alone."""
     messages = [_system(texts.COMPANION)]
     for number, passage in enumerate(texts.PASSAGES[: size.turns], 1):
         messages.append(_user(f"{passage}\n\n{texts.QUESTION}"))
-        said = yield ScriptedRequest(label=f"turn {number}", messages=tuple(messages))
-        messages.append(_assistant(said))
+        answer = yield ScriptedRequest(label=f"turn {number}", messages=tuple(messages))
+        messages.append(_assistant(answer))
 
 
 def titled(size: Size, *, retain: bool = True) -> Script:
-    """The same conversation, its client asking for a title after each turn."""
+    """Yield the same conversation, with a request for a title after each turn."""
     conversation = turns(size)
-    ask = next(conversation)
+    turn = next(conversation)
     for number in range(1, size.turns + 1):
-        said = yield ask
-        begins = _user(f"{texts.PASSAGES[number - 1]}\n\n{said}")
+        answer = yield turn
+        begins = _user(f"{texts.PASSAGES[number - 1]}\n\n{answer}")
         messages = (_system(texts.TITLE), begins)
         yield ScriptedRequest(label=f"title {number}", messages=messages, retain=retain)
         if number < size.turns:
-            ask = conversation.send(said)
+            turn = conversation.send(answer)
 
 
 def titled_unretained(size: Size) -> Script:
-    """The same again, the title requests with ``retain_prefix: false``."""
+    """Yield the same again, the title requests with ``retain_prefix: false``."""
     return titled(size, retain=False)
 
 
 def agents(size: Size) -> Script:
-    """A parent agent, and three sub-agents that each take a step after each of its own."""
+    """Yield the steps of a parent agent, each followed by a step of three sub-agents."""
     editor = [_system(texts.EDITOR), _user(texts.TASK)]
     readers = [[_system(texts.READER), _user(f"Look for {work}.")] for work in texts.CHAPTERS]
     pages = iter(texts.PASSAGES * size.steps)
     for step in range(1, size.steps + 1):
-        said = yield ScriptedRequest(
+        answer = yield ScriptedRequest(
             label=f"parent {step}", messages=tuple(editor), tools=texts.EDITOR_TOOLS
         )
         calls = [_call("assign", reader=str(n), work=f"page {step}") for n in (1, 2, 3)]
-        editor.append(_assistant(said, *calls))
+        editor.append(_assistant(answer, *calls))
         for number, (messages, page) in enumerate(zip(readers, pages, strict=False), 1):
             found = yield ScriptedRequest(
                 label=f"sub-agent {number}, {step}",
@@ -116,14 +118,14 @@ def agents(size: Size) -> Script:
 
 
 def compaction(size: Size) -> Script:
-    """A conversation that its client shortens to a summary half-way."""
+    """Yield a conversation that its client shortens to a summary half-way."""
     messages = [_system(texts.COMPANION)]
     passages = list(reversed(texts.PASSAGES))[: size.turns]
     summary = ""
     for number, passage in enumerate(passages, 1):
         messages.append(_user(f"{summary}{passage}\n\n{texts.QUESTION}"))
-        said = yield ScriptedRequest(label=f"turn {number}", messages=tuple(messages))
-        messages.append(_assistant(said))
+        answer = yield ScriptedRequest(label=f"turn {number}", messages=tuple(messages))
+        messages.append(_assistant(answer))
         summary = ""
         if number == size.turns // 2:
             short = yield ScriptedRequest(
@@ -135,7 +137,7 @@ def compaction(size: Size) -> Script:
 
 
 def together(size: Size) -> Script:
-    """All of the above at once: one request of each in turn, as long as it has any."""
+    """Yield all of the above at once: one request of each in turn."""
     scripts: list[Callable[[Size], Script]] = [repeat, alternate, titled, agents, compaction]
     return _in_turn([script(size) for script in scripts])
 
@@ -144,10 +146,10 @@ def _in_turn(scripts: Iterable[Script]) -> Script:
     going = [(number, script, next(script)) for number, script in enumerate(scripts, 1)]
     while going:
         later = []
-        for number, script, ask in going:
-            said = yield replace(ask, label=f"{number}: {ask.label}")
+        for number, script, request in going:
+            answer = yield replace(request, label=f"{number}: {request.label}")
             try:
-                later.append((number, script, script.send(said)))
+                later.append((number, script, script.send(answer)))
             except StopIteration:
                 continue
         going = later
@@ -176,7 +178,7 @@ SCENARIOS = (
         name="titles",
         title="turns with titles",
         script=titled,
-        happens="after each turn of a conversation its client asks for a title.",
+        happens="after each turn of a conversation its client requests a title.",
     ),
     Scenario(
         name="titles_unretained",

@@ -28,14 +28,14 @@ Results = Mapping[str, ScenarioResult]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSection:
-    """A table, whose title says what happens, and what it shows: a line, or some more."""
+    """A table, whose title describes the scenario, and remarks on its numbers."""
 
     table: TextTable
     shows: str
 
 
 def request_table(result: ScenarioResult, *, number: int) -> TextTable:
-    """Every request of a scenario: today's lane beside the pool with the largest K."""
+    """Return the requests of a scenario: today's lane next to the pool with the largest K."""
     today, pool = result.today, result.pool
     side = ("resumed at", "ms", "reason")
     columns = ("request", "prompt", today.setting.label, *side, pool.setting.label, *side)
@@ -54,13 +54,13 @@ def _cells(served: PlayedRequest) -> tuple[str, ...]:
 
 
 def rate_table(results: Results) -> TextTable:
-    """Share of prompt tokens reused: a row a scenario, a column a setting."""
+    """Return the share of prompt tokens reused: a row per scenario, a column per setting."""
     title = "Hit rate against K: share of prompt tokens cached; last row: 1 to 5 side by side."
     return _sweep(results, title, lambda play: percent(play.hit_rate))
 
 
 def time_table(results: Results) -> TextTable:
-    """Median time to first token: a row a scenario, a column a setting."""
+    """Return the median time to first token: a row per scenario, a column per setting."""
     title = "Time to first token against K: the median over the requests, in milliseconds."
     return _sweep(results, title, lambda play: f"{play.first_token_ms:.1f}")
 
@@ -73,15 +73,15 @@ def _sweep(results: Results, title: str, cell: Callable[[Play], str]) -> TextTab
 
 
 def shows(name: str, results: Results) -> str:
-    """What the table of a scenario shows, with its numbers.
+    """Return remarks on the numbers of a scenario's table.
 
     ``titles`` is compared with ``turns``, the same conversation alone.
     """
     today, pool = results[name].today, results[name].pool
     if name == "titles":
         return _titles(today, pool, alone=turn_tokens(results["turns"].pool))
-    said = {"repeat": _repeat, "alternate": _alternate, "compaction": _compaction}
-    return said.get(name, _compared)(today, pool)
+    remarks = {"repeat": _repeat, "alternate": _alternate, "compaction": _compaction}
+    return remarks.get(name, _compared)(today, pool)
 
 
 def _repeat(today: Play, pool: Play) -> str:
@@ -123,7 +123,7 @@ def _compared(today: Play, pool: Play) -> str:
 
 
 def rates_show(results: Results) -> str:
-    """What the table of rates shows, with its numbers."""
+    """Return remarks on the numbers of the table of rates."""
     today, pool = results["together"].today, results["together"].pool
     lane, one = results["titles_unretained"].plays[:2]
     return (
@@ -134,13 +134,13 @@ def rates_show(results: Results) -> str:
 
 
 def names(results: Results) -> list[str]:
-    """What the scenarios are that no table of requests has told of, a line each."""
+    """Return a line on each scenario without a table of requests."""
     every = [result.scenario for result in results.values()]
     return [f"{each.title}: {each.means}" for each in every if not each.happens]
 
 
 def times_show(results: Results) -> str:
-    """What the table of times shows, with its numbers."""
+    """Return remarks on the numbers of the table of times."""
     today, pool = results["together"].today, results["together"].pool
     return (
         f"All at once: {today.first_token_ms:.0f} ms today, {pool.first_token_ms:.0f} ms at "
@@ -149,7 +149,7 @@ def times_show(results: Results) -> str:
 
 
 def turn_tokens(play: Play) -> int:
-    """Tokens that the turns of a conversation found cached, whatever ran beside them."""
+    """Return the tokens that the turns of a conversation found cached."""
     return sum(each.cached_tokens for each in play.served if each.label.startswith("turn"))
 
 
@@ -163,16 +163,16 @@ def _compacted(play: Play) -> tuple[str, str]:
 
 
 def sections(results: Sequence[ScenarioResult]) -> list[TableSection]:
-    """All that can be told of these results, in the order of `SCENARIOS`; the sweeps when all are.
+    """Return the sections of these results in the order of `SCENARIOS`; sweeps need all of them.
 
     A scenario without ``happens`` is only compared with others.
     """
     named = {result.scenario.name: result for result in results}
-    told = [result for result in results if result.scenario.happens]
+    shown = [result for result in results if result.scenario.happens]
     found = []
-    for number, result in enumerate(told, 1):
-        table, shown = request_table(result, number=number), shows(result.scenario.name, named)
-        found.append(TableSection(table=table, shows=shown))
+    for number, result in enumerate(shown, 1):
+        table, remarks = request_table(result, number=number), shows(result.scenario.name, named)
+        found.append(TableSection(table=table, shows=remarks))
     if len(results) == len(SCENARIOS):
         rates, times = rate_table(named), time_table(named)
         found.append(TableSection(table=rates, shows="\n".join([rates_show(named), *names(named)])))

@@ -1,9 +1,8 @@
 """The server's own log of requests (``--request-log-jsonl``) as a trace.
 
 The log is one JSON object per line in order of *ending*; each start of the server adds a header
-that names its run. A line has a request's arrival, the earlier request of its run with which it
-shares its longest prefix, the lengths of prompt and answer, and measurements. Measurements stay
-out of the trace.
+that names its run. A line has a request's arrival, its longest prefix shared with an earlier one
+of its run, the lengths of prompt and answer, and measurements. Measurements stay out of the trace.
 
 Rules of the conversion:
 
@@ -11,8 +10,8 @@ Rules of the conversion:
   Sessions and tenants are the log's numbers, of later runs with the run's number before them;
 * a request that never had a lane is left out, for it took no part in the pool. Others are absent
   because their line is (the server was killed, the disk was full). A request that shared with an
-  absent one shares with that one's parent, or with another request that shared with it, as far as
-  both did; where there is none, with nothing;
+  absent one shares with that one's parent, or with another request of the same parent. It shares
+  as far as both did; where there is none, nothing;
 * a request that neither reads nor retains gets a salt of its own. One that does not read and yet
   retains counts as an ordinary one, for others resumed its checkpoints;
 * a line that breaks off, as a server that is killed leaves it, is skipped.
