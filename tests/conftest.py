@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -19,8 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the Hypothesis profile; a test's own `@settings` still have the last word."""
+    """Choose the Hypothesis profile, and restore Ctrl-C where a background job ignores it.
+
+    A shell starts a script's background jobs with SIGINT ignored, which every child inherits.
+    """
     settings.load_profile("long" if config.getoption("--long") else "ci")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
