@@ -8,6 +8,7 @@ A marker is ``<!-- KIND: NAME -->text<!-- end -->``. Its text follows from the r
 ``rate: RECORD POLICY K=4``                a simulated hit rate; ``16GiB`` is a bound, too;
 ``measured: RECORD | OP | SHAPE | FIELD``  one field of a measured row;
 ``ratio: OP PROBE PEER``                   least and greatest time of the pool over that of a peer;
+``demo: SCENARIO | REQUEST | SETTING``     seconds to a first token, one lane or ``K=8``;
 ``count: policies``                        a number of `COUNTS`
 =========================================  =====================================================
 """
@@ -31,7 +32,9 @@ from ninfer_pool.core.sizes import format_bytes, parse_size
 from ninfer_pool.sim import report as simulated
 from ninfer_pool.sim.geometry import load_geometry
 
-MARKER = re.compile(r"<!-- (table|rate|measured|ratio|count): ([^>]+?) -->(.*?)<!-- end -->", re.S)
+MARKER = re.compile(
+    r"<!-- (table|rate|measured|ratio|demo|count): ([^>]+?) -->(.*?)<!-- end -->", re.S
+)
 
 FIGURE = ROOT / "docs" / "hit-rate.svg"
 
@@ -262,6 +265,34 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
+def demo(name: str) -> str:
+    """Return the time to one first token of the demo: ``SCENARIO | REQUEST | SETTING``."""
+    title, label, setting = (each.strip() for each in name.split("|"))
+    for scenario in record("demo")["scenarios"]:
+        for play in scenario["plays"]:
+            lane = play["entries"] is None
+            if scenario["title"] == title and setting == (
+                "one lane" if lane else f"K={play['entries']}"
+            ):
+                times = {each["label"]: each["first_token_ms"] for each in play["requests"]}
+                return f"{times[label] / 1000:.2f} s"
+    raise LookupError("no such request")
+
+
+def demo_table() -> str:
+    """Return the demo's scenarios: share of tokens reused and time to the first token."""
+    found = record("demo")["scenarios"]
+    rows = []
+    for scenario in found:
+        lane, *_, pool = scenario["plays"]
+        shares = [_percent(play["hit_rate"]) for play in (lane, pool)]
+        times = [f"{play['first_token_ms']:,.0f} ms" for play in (lane, pool)]
+        rows.append((scenario["title"], *shares, *times))
+    sides = ("one lane", f"pool, K = {found[0]['plays'][-1]['entries']}")
+    head = ("scenario", *(f"reused, {side}" for side in sides))
+    return markdown((*head, *(f"first token, {side}" for side in sides)), rows)
+
+
 # -- from the package itself ------------------------------------------------------------------
 
 
@@ -272,20 +303,6 @@ def policy_table() -> str:
         text = inspect.getdoc(make) or ""
         rows.append((f"`{name}`", text.partition("\n\n")[0].replace("\n", " ")))
     return markdown(("name", "order of eviction"), rows)
-
-
-def demo_table() -> str:
-    """Return the demo's scenarios: share of tokens reused and time to the first token."""
-    rows = []
-    for scenario in record("demo")["scenarios"]:
-        today, *_, pool = scenario["plays"]
-        shares = [_percent(play["hit_rate"]) for play in (today, pool)]
-        times = [f"{play['first_token_ms']:,.0f} ms" for play in (today, pool)]
-        rows.append((scenario["title"], *shares, *times))
-    entries = record("demo")["scenarios"][0]["plays"][-1]["entries"]
-    sides = ("one lane", f"pool, K = {entries}")
-    head = ("scenario", *(f"reused, {side}" for side in sides))
-    return markdown((*head, *(f"first token, {side}" for side in sides)), rows)
 
 
 def guarantees() -> int:
@@ -317,5 +334,6 @@ KINDS: dict[str, Callable[[str], str]] = {
     "rate": rate,
     "measured": measured,
     "ratio": ratio,
+    "demo": demo,
     "count": lambda name: str(COUNTS[name]()),
 }
