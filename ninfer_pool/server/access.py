@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ninfer_pool.server.errors import ApiError
+from ninfer_pool.server.errors import ApiError, error_response
 
 OPEN = ("/health",)
 
@@ -38,7 +37,9 @@ class AccessGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer: ASGIApp = self._app
         if scope["type"] == "http" and (error := self._refusal(scope, Headers(scope=scope))):
-            answer = _response(error, anthropic=scope["path"].startswith("/v1/messages"))
+            prompt = 'Basic realm="ninfer-pool"'
+            headers = {"www-authenticate": prompt} if error.status == 401 else None
+            answer = error_response(error, scope["path"], headers=headers)
         await answer(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
@@ -75,12 +76,6 @@ class AccessGuard:
         if "*" in self._origins or name in self._names:
             return True
         return "." not in name or name.endswith(".localhost") or _address(name) is not None
-
-
-def _response(error: ApiError, *, anthropic: bool) -> JSONResponse:
-    prompt = {"www-authenticate": 'Basic realm="ninfer-pool"'} if error.status == 401 else {}
-    content = error.anthropic() if anthropic else error.openai()
-    return JSONResponse(content, status_code=error.status, headers=prompt)
 
 
 def _keys(headers: Headers) -> list[bytes]:

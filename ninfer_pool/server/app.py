@@ -22,7 +22,7 @@ from starlette.status import HTTP_405_METHOD_NOT_ALLOWED
 from ninfer_pool.core.namespace import MAX_SALT
 from ninfer_pool.server import anthropic, files, openai, status
 from ninfer_pool.server.access import AccessGuard
-from ninfer_pool.server.errors import ApiError
+from ninfer_pool.server.errors import ApiError, error_response
 from ninfer_pool.server.metrics import wants_prometheus
 from ninfer_pool.server.reply import Reply, ReplyWriterType
 from ninfer_pool.server.request import ServedRequest
@@ -317,21 +317,15 @@ def _conflict(key: str, why: str) -> ApiError:
     return ApiError(409, f"entry {key}: {why}", param="key")
 
 
-def _shape(request: HttpRequest, error: ApiError) -> Response:
-    messages = request.url.path.startswith("/v1/messages")
-    content = error.anthropic() if messages else error.openai()
-    return JSONResponse(content, status_code=error.status_of(anthropic=messages))
-
-
 async def _api_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _shape(request, error)
+    return error_response(error, request.url.path)
 
 
 async def _http_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     told = f"{request.method} {request.url.path[:MOST_SHOWN]}: {error.detail}"
-    answer = _shape(request, ApiError(error.status_code, told))
+    answer = error_response(ApiError(error.status_code, told), request.url.path)
     if error.status_code == HTTP_405_METHOD_NOT_ALLOWED:
         answer.headers["allow"] = ", ".join(_allowed(request))
     return answer
@@ -350,4 +344,4 @@ async def _nobody(_: HttpRequest, __: Exception) -> Response:
 
 
 async def _fault(request: HttpRequest, _: Exception) -> Response:
-    return _shape(request, ApiError(500, "a fault of the server's own"))
+    return error_response(ApiError(500, "a fault of the server's own"), request.url.path)

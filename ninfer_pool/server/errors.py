@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
+
+from starlette.responses import JSONResponse
 
 from ninfer_pool.errors import ModelError, PoolError
 
@@ -88,6 +91,15 @@ class ApiError(PoolError):
         if self.details is not None:
             error["details"] = self.details
         return {"type": "error", "error": error}
+
+
+def error_response(
+    error: ApiError, path: str, *, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """Return the answer for an error, in the dialect of the path."""
+    anthropic = path.startswith("/v1/messages")
+    content = error.anthropic() if anthropic else error.openai()
+    return JSONResponse(content, error.status_of(anthropic=anthropic), headers)
 
 
 def invalid(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:

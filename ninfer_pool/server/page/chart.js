@@ -69,7 +69,10 @@ function options(width) {
         values: (_, indices) => indices.map((index) => clock(points[index]?.epoch ?? 0)),
         grid: { show: false },
       }),
-      axis({ size: 52, values: (_, shares) => shares.map((each) => `${Math.round(100 * each)} %`) }),
+      axis({
+        size: 52,
+        values: (_, shares) => shares.map((each) => `${Math.round(100 * each)} %`),
+      }),
     ],
     series: [
       { label: "", value: () => "" },

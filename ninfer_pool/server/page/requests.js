@@ -17,11 +17,12 @@ function sentences(request) {
   const computed = request.prompt_tokens - request.cached_tokens;
   const exact = request.exact
     ? "Its answer is bit for bit what it would be without reuse."
-    : "It was resumed at a point that other cuts led to: rounding may differ from a run " +
+    : "It was resumed at a point reached by other cuts: rounding may differ from a run " +
       "without reuse.";
   const taken = request.cached_tokens
     ? `${words.plural(request.cached_tokens, "prompt token")} reused, resumed ` +
-      `${words.path(request.reuse)}${words.from(request.tier)}, and ${words.count(computed)} computed. ${exact}`
+      `${words.path(request.reuse)}${words.from(request.tier)}, ` +
+      `and ${words.count(computed)} computed. ${exact}`
     : `All ${words.plural(computed, "prompt token")} computed.`;
   return [
     [means, parted].filter(Boolean).join(" "),

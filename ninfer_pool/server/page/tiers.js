@@ -24,7 +24,8 @@ function row(tier) {
   const free = el("span", { class: "free" });
   used.style.flexGrow = tier.bytes;
   free.style.flexGrow = Math.max(0, tier.budget_bytes - tier.bytes);
-  const bar = el("div", { class: "bar", role: "img", "aria-label": `${name}: ${size}` }, used, free);
+  const label = { role: "img", "aria-label": `${name}: ${size}` };
+  const bar = el("div", { class: "bar", ...label }, used, free);
   return el(
     "li",
     { class: "tier", "data-tier": tier.tier },
