@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import abc
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -24,6 +24,7 @@ from ninfer_pool.errors import PromptError
 from ninfer_pool.runner.media import NO_MEDIA, Media, check_media
 from ninfer_pool.runner.sampling import Sampler, Sampling
 from ninfer_pool.runner.stops import StopStrings
+from ninfer_pool.runner.tokenizer import Tokenizer
 
 GREEDY = Sampling()
 MAX_TOKENS = 256
@@ -57,6 +58,9 @@ class Limits:
     draft_tokens: int
     hidden: int
     dtype: torch.dtype
+    stop_tokens: Collection[int]
+    """Ids that end a request without ids of its own."""
+    tokenizer: Tokenizer | None = None
 
     def kv_pages(self, tokens: int) -> int:
         """Return the pages of a prompt and its new tokens, drafts included."""
@@ -268,6 +272,44 @@ class Request:
             prompt_tokens = len(self.prompt)
             return RequestOutput(finish=finish, prompt_tokens=prompt_tokens, queued_seconds=queued)
         return self.sequence.output(finish, queued_seconds=queued)
+
+
+def make_request(
+    limits: Limits,
+    prompt: Prompt,
+    *,
+    sampling: Sampling = GREEDY,
+    max_tokens: int = MAX_TOKENS,
+    stop_tokens: Collection[int] | None = None,
+    stop_strings: Iterable[str] = (),
+    media: Media = NO_MEDIA,
+    hint: str | None = None,
+    **pool_options: Any,
+) -> Request:
+    """Check a request.
+
+    Args:
+        stop_tokens: ids that end it; None: the model's own.
+        stop_strings: texts that end it once its new text contains one; needs a tokenizer.
+        hint: requests of one hint prefer one lane; see `Scheduler`.
+        pool_options: as `PrefixPool.acquire` takes them.
+
+    Raises:
+        PromptError: as `check_request` and `StopStrings`.
+    """
+    check_request(limits, prompt, max_tokens=max_tokens, media=media)
+    stops = stop_strings not in ((), [])
+    return Request(
+        prompt=prompt,
+        limits=limits,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        stop_tokens=limits.stop_tokens if stop_tokens is None else stop_tokens,
+        stop_strings=StopStrings(limits.tokenizer, stop_strings) if stops else None,
+        media=media,
+        hint=hint,
+        pool_options=pool_options,
+    )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

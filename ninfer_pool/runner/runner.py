@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +24,21 @@ from ninfer_pool.kernels import PAGE_TOKENS
 from ninfer_pool.runner.capacity import Capacity, pages_for
 from ninfer_pool.runner.defaults import context_of, dtypes_of
 from ninfer_pool.runner.executor import Executor, Turn, layout_of
-from ninfer_pool.runner.media import NO_MEDIA, Media
 from ninfer_pool.runner.model import Model
 from ninfer_pool.runner.payload import SlabPayload
-from ninfer_pool.runner.request import (
-    GREEDY,
-    MAX_TOKENS,
-    Limits,
-    Request,
-    RequestOutput,
-    Sequence,
-    check_request,
-)
-from ninfer_pool.runner.sampling import Sampler, Sampling
+from ninfer_pool.runner.request import Limits, Request, RequestOutput, Sequence, make_request
+from ninfer_pool.runner.sampling import Sampler
 from ninfer_pool.runner.slab import Slab
-from ninfer_pool.runner.stops import StopStrings
 from ninfer_pool.runner.tokenizer import Tokenizer
 from ninfer_pool.tiers import open_tiers
 
 TIER_OPTIONS = ("host_budget", "disk_dir", "disk_budget", "rates", "background")
 RATED_TOKENS = 128
-"""Smaller chunks say little about what prefilling costs."""
+"""Smaller chunks are no measure of the cost of prefilling."""
 
 
 class Runner:
-    """A model, its store and its pool; one request a lane.
+    """A model, its slab and its pool; one request per lane.
 
     >>> from ninfer_pool.runner import Runner, TINY
     >>> runner = Runner.from_pretrained(TINY, dtype="fp32", kv_budget="64MiB")
@@ -121,6 +111,8 @@ class Runner:
             draft_tokens=draft_tokens,
             hidden=model.config.hidden_size,
             dtype=model.dtype,
+            stop_tokens=model.config.eos_token_ids,
+            tokenizer=tokenizer,
         )
         self.running: list[Sequence] = []
 
@@ -243,42 +235,13 @@ class Runner:
 
     # -- several at once -------------------------------------------------------------------
 
-    def request(
-        self,
-        prompt: Prompt,
-        *,
-        sampling: Sampling = GREEDY,
-        max_tokens: int = MAX_TOKENS,
-        stop_tokens: Collection[int] | None = None,
-        stop_strings: Iterable[str] = (),
-        media: Media = NO_MEDIA,
-        hint: str | None = None,
-        **pool_options: Any,
-    ) -> Request:
-        """Check a request.
-
-        Args:
-            stop_tokens: ids that end it; None: the model's own.
-            stop_strings: texts that end it once its new text contains one; needs a tokenizer.
-            hint: requests of one hint prefer one lane; see `Scheduler`.
-            pool_options: as `PrefixPool.acquire` takes them.
+    def request(self, prompt: Prompt, **options: Any) -> Request:
+        """Check a request; ``options`` as `make_request` takes them.
 
         Raises:
             PromptError: it could never fit, or a token is outside the vocabulary.
         """
-        check_request(self.limits, prompt, max_tokens=max_tokens, media=media)
-        stops = stop_strings not in ((), [])
-        return Request(
-            prompt=prompt,
-            limits=self.limits,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop_tokens=self.model.config.eos_token_ids if stop_tokens is None else stop_tokens,
-            stop_strings=StopStrings(self.tokenizer, stop_strings) if stops else None,
-            media=media,
-            hint=hint,
-            pool_options=pool_options,
-        )
+        return make_request(self.limits, prompt, **options)
 
     def start(self, prompt: Prompt, **options: Any) -> Sequence | None:
         """Check and admit a request; None where there is no room or lane, or it must wait."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ninfer_pool.errors import PromptError
+from ninfer_pool.errors import ModelError, PromptError
 from ninfer_pool.runner.tokenizer import Tokenizer
 
 SLACK = 8
@@ -42,9 +42,12 @@ class StopStrings:
 
     Raises:
         PromptError: no list of strings, or an empty one among them.
+        ModelError: no tokenizer.
     """
 
-    def __init__(self, tokenizer: Tokenizer, strings: Iterable[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, strings: Iterable[str]) -> None:
+        if tokenizer is None:
+            raise ModelError("stop_strings: no tokenizer; needs a folder with tokenizer.json")
         if isinstance(strings, str) or not isinstance(strings, Sequence):
             raise PromptError(f"stop_strings: {strings!r}; needs a list of strings")
         for index, text in enumerate(strings):
