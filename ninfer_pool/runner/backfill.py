@@ -10,13 +10,13 @@ Bounds = tuple[int, int]
 
 
 def delays(*, waiting: Bounds, candidate: int, free: int, running: Sequence[Bounds]) -> bool:
-    """Say whether admitting ``candidate`` pages at most could make the waiting request wait longer.
+    """Return whether admitting a request could make the waiting one wait longer.
 
-    ``waiting`` pages are needed (how many it will resume by then is not known), ``free`` are free
-    or would be if everything unprotected went, ``running`` are what each running request gives
-    back when it ends, which it may do in any order and at any time. The waiting request can start
-    once some set of them has ended; it must then be able to start with the candidate still
-    running, too, wherever the truth lies between the bounds. O(2^running).
+    The candidate takes ``candidate`` pages at most. The other needs ``waiting`` pages: its hit at
+    that time is unknown. ``free`` pages are free, or would be without unprotected entries. A
+    running request frees its ``running`` pages at its end, at any time and in any order. After
+    some of these ends the waiting request can start; the candidate must not prevent that, for any
+    values within the bounds. O(2^running).
     """
     low, high = waiting
     for count in range(len(running) + 1):

@@ -96,10 +96,10 @@ class Chat:
     ) -> Rendered:
         """Render a chat up to where its answer begins, and encode it.
 
-        A control token's string in a message stays text. Boundaries are ``system`` (the end of
-        tools and system text), for each answer's header ``history`` (before it), ``turn`` (after
-        it) and ``response`` (after the fixed beginning of an answer), and ``junction`` for each
-        breakpoint. A boundary inside a token is left out; a breakpoint moves before the token.
+        A control token's string in a message stays text. The boundary ``system`` is the end of
+        tools and system text. Each answer's header has three: ``history`` before it, ``turn``
+        after it, and ``response`` after the fixed beginning of the answer. Each breakpoint is a
+        ``junction``. A boundary inside a token is left out; a breakpoint moves before the token.
 
         Args:
             messages: ``{"role": …, "content": …}``, as a chat template reads them. Text parts of

@@ -23,7 +23,7 @@ import tokenizers
 MEMORY_BYTES = 16 << 20
 """Bytes of remembered stretches, text and ids, that an `Encoder` holds at most."""
 PROBES = ("a", " a", "a ", "é", "e\u0301", "\n", " ", "▁", "A b")
-"""Texts beside an added token: encoded alone they must give what they give there."""
+"""Texts next to an added token: encoded alone they must give the same ids."""
 
 
 NOTHING = re.compile(r"(?!)")
@@ -91,7 +91,7 @@ class Encoded:
         return None if within is None else piece.first + within
 
     def whole_before(self, character: int) -> int:
-        """Return how many tokens lie wholly before a character: `position`, or the next less."""
+        """Return how many tokens are wholly before a character: `position`, or the next less."""
         exact = self.position(character)
         if exact is not None:
             return exact
@@ -134,7 +134,7 @@ class Encoded:
         begin = spans[count][0] if count < len(spans) else len(piece.text)
         if end == within == begin:
             return count
-        # White space may belong to a token whose span leaves it out: then encoding tells.
+        # White space may belong to a token whose span leaves it out: then only encoding shows it.
         return self._encoder.head(piece, within) if end <= within <= begin else None
 
     def _spans(self, index: int) -> list[tuple[int, int]]:
@@ -146,8 +146,8 @@ class Encoded:
 class Encoder:
     """Encodes rendered prompts; safe to use from several threads.
 
-    Where a tokenizer's settings let an added token reach into the text beside it, a prompt is
-    encoded as a whole, and nothing is remembered.
+    Some tokenizers' added tokens take in text next to them: then a prompt is encoded as a whole,
+    and nothing is remembered.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, *, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -165,7 +165,7 @@ class Encoder:
         """Whether prompts are encoded by stretches."""
 
     def encode(self, rendered: RenderedText) -> Encoded:
-        """Return a prompt's tokens; O(length), but only what was not seen before is encoded."""
+        """Return a prompt's tokens; O(length), but only text not seen before is encoded."""
         return Encoded(self, self._split(rendered) if self.splits else self._whole(rendered))
 
     def head(self, piece: Piece, within: int) -> int | None:
@@ -192,7 +192,7 @@ class Encoder:
         return partial(encode, inner)
 
     def _can_split(self, added: list[tokenizers.AddedToken]) -> bool:
-        """Say whether every added token is a hard edge, and try it where that can be tried."""
+        """Return whether every added token is a hard edge, tried where possible."""
         if any(
             t.lstrip or t.rstrip or t.single_word or (t.special and t.normalized) for t in added
         ):

@@ -1,4 +1,4 @@
-"""Where in a rendered prompt each message lies."""
+"""Where each message is within a rendered prompt."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ninfer_pool.errors import PromptError
 from ninfer_pool.runner.headers import Message
 
 PRIVATE = (0xF0000, 0x100000)
-"""Where private characters begin that may stand beside a message's text: anchors."""
+"""Where private characters begin that serve as anchors next to a message's text."""
 ANCHORS = 0xFFFE
-"""How many there are."""
+"""The number of anchors."""
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """Where the first and the last character of a message's own text are."""
 
     first: int
@@ -25,10 +25,10 @@ class Span(NamedTuple):
 
 
 class Outline:
-    """The places of messages in a prompt's text, looked up when they are asked for.
+    """The places of messages in a prompt's text, looked up on demand.
 
     The messages are rendered once more with private characters in them. Where that gives another
-    text, because the template looks at how a message begins, only headers tell them apart.
+    text, because the template reads how a message begins, only headers separate them.
 
     Args:
         text: the prompt.
@@ -77,7 +77,7 @@ class Outline:
         return self._text
 
     def begin_of(self, index: int) -> int | None:
-        """Return where a message's own text begins; None where nothing tells."""
+        """Return where a message's own text begins; None where it cannot be found."""
         span = self._spans.get(index)
         return None if span is None else span.first
 
@@ -89,13 +89,13 @@ class Outline:
         after = self._starts[index] if span is None else span.last
         end = next((at for at in self._openers if at > after), self._end)
         later = next((s.first for i, s in self._spans.items() if i > index), end)
-        if later < end:  # a header that is not known: its control token tells
+        if later < end:  # an unknown header: its control token begins it
             between = self._controls[bisect_right(self._controls, after) :]
             return max((at for at in between if at < later), default=end)
         return end
 
     def end_of_part(self, index: int, part: int) -> int | None:
-        """Return where one part of a message's content ends; None where nothing tells."""
+        """Return where one part of a message's content ends; None where it cannot be found."""
         ends = self._part_ends.get(index, ())
         if part >= len(ends) - 1:
             return self.end_of(index)
@@ -118,7 +118,7 @@ class Outline:
         return None
 
     def _found(self, messages: Sequence[Message]) -> dict[int, int]:
-        """Render with anchors and return where each came to lie, by its number."""
+        """Render with anchors and return where each is, by its number."""
         if self._base is None:
             return {}
         try:
@@ -135,7 +135,7 @@ class Outline:
         return found
 
     @cached_property
-    def _spans(self) -> dict[int, Span]:
+    def _spans(self) -> dict[int, TextSpan]:
         """The spans of messages that have a text and could be found, in order."""
         base = self._base or 0
         found = self._found(
@@ -146,11 +146,11 @@ class Outline:
                 for n, message in enumerate(self._messages)
             ]
         )
-        spans: dict[int, Span] = {}
+        spans: dict[int, TextSpan] = {}
         for number, at in found.items():
             index = number // 2
             first = spans[index].first if index in spans else at
-            spans[index] = Span(first, max(first, at))
+            spans[index] = TextSpan(first, max(first, at))
         return dict(sorted(spans.items()))
 
     @cached_property
@@ -167,7 +167,7 @@ class Outline:
                 least = max(least, start + 1)
         return starts
 
-    def _header(self, span: Span, least: int) -> int:
+    def _header(self, span: TextSpan, least: int) -> int:
         at = bisect_right(self._openers, span.first) - 1
         return self._openers[at] if at >= 0 and self._openers[at] >= least else span.first
 

@@ -117,9 +117,9 @@ class Runner:
         self.running: list[Sequence] = []
 
     def close(self) -> None:
-        """Give the tiers' folder back, if there is one; what is only on the device is not kept.
+        """Release the tiers' folder, if there is one; entries on the device alone are lost.
 
-        See `Tiers.flush` for keeping it. Twice is once.
+        `Tiers.flush` keeps them. A second call is a no-op.
         """
         self.tiers.close()
 
@@ -145,8 +145,8 @@ class Runner:
             kv_dtype: ``"bf16"``, ``"fp16"``, ``"fp32"`` or ``"int8-g64"``; None: bf16, or fp16
                 where the device has no bf16.
             draft_tokens: tokens that the draft head proposes a round, 0 to 5.
-            kv_budget: bytes of the slab, such as ``"4GiB"``; None: what is usual for
-                the device, see `pages_for`.
+            kv_budget: bytes of the slab, such as ``"4GiB"``; None: the
+                device's default, see `pages_for`.
             options: as `Runner` takes them.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The step loop: admits requests to lanes, prefills between decode rounds, ends what is done."""
+"""The step loop: admits requests to lanes, prefills between decode rounds, ends requests."""
 
 from __future__ import annotations
 

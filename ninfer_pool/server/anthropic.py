@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from ninfer_pool.server.anthropic_replies import MessagesWriter
 from ninfer_pool.server.chat_request import ChatRequest
 from ninfer_pool.server.dialect import (
     ANTHROPIC,
@@ -31,8 +30,6 @@ from ninfer_pool.server.dialect import (
     text_or_list,
 )
 from ninfer_pool.server.errors import ApiError
-
-__all__ = ["COUNT", "MESSAGES", "MessagesWriter", "parse_count", "parse_messages"]
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 MAX_STOPS = 64
@@ -80,7 +77,7 @@ class _Thinking(Fields):
 
 
 class _RedactedThinking(Fields):
-    """Nobody here can read it."""
+    """Its text is encrypted: the model gets none of it."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -172,8 +169,8 @@ class _Tool(Fields):
     strict: bool | None = None
 
     def plain(self) -> dict[str, Any]:
-        told = {} if self.description is None else {"description": self.description}
-        function = {"name": self.name, **told, "parameters": self.input_schema}
+        described = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **described, "parameters": self.input_schema}
         return {"type": "function", "function": function}
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's dialect: what its clients are told, whole or as a stream of events."""
+"""Anthropic's dialect: answers, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class MessagesWriter:
 
     prefix = "msg_"
 
-    def __init__(self, call: ChatRequest, *, id: str, created: int, model: str) -> None:
+    def __init__(self, request: ChatRequest, *, id: str, created: int, model: str) -> None:
         self._head = {"id": id, "type": "message", "role": "assistant", "model": model}
         self._index = -1  # of the newest block
-        self._open: type[Piece] | None = None  # what that block holds; None: it was closed
+        self._open: type[Piece] | None = None  # the kind of that block; None: it was closed
         self._blank = ""  # white space that would begin a block
         self._calls = False
 
     # -- a stream --------------------------------------------------------------------------
 
     def start(self, start: Start) -> list[bytes]:
-        """Tell of the message to come, and what is known of its usage."""
+        """Return the head of the message, with its usage so far."""
         message: dict[str, Any] = {
             **self._head,
             "content": [],
@@ -51,7 +51,7 @@ class MessagesWriter:
         return [_event("message_start", message=message)]
 
     def piece(self, piece: Piece) -> list[bytes]:
-        """Tell a piece; white space before a call is no text, and waits for what follows."""
+        """Return the events of a piece; white space before a call is held back."""
         if isinstance(piece, ToolCall):
             self._calls, self._blank = True, ""
             block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
@@ -68,7 +68,7 @@ class MessagesWriter:
         return self._text(text)
 
     def end(self, report: Report) -> list[bytes]:
-        """Tell why the message ended, its usage, and how it was made."""
+        """Return why the message ended, its usage, and how it was made."""
         rest = self._text(self._blank) if self._blank and not self._calls else []
         last = _event(
             "message_delta",
@@ -79,7 +79,7 @@ class MessagesWriter:
         return [*rest, *self._close(), last, _event("message_stop")]
 
     def error(self, error: ApiError) -> list[bytes]:
-        """Tell of a failure in mid-stream."""
+        """Return the event of a failure in mid-stream."""
         return [event(error.anthropic(), name="error")]
 
     def _text(self, text: str) -> list[bytes]:
@@ -117,10 +117,10 @@ class MessagesWriter:
         """Return a whole answer."""
         whole = merged(pieces)
         calls = any(isinstance(piece, ToolCall) for piece in whole)
-        said = [p for p in whole if not (calls and isinstance(p, Text) and p.text.isspace())]
+        shown = [p for p in whole if not (calls and isinstance(p, Text) and p.text.isspace())]
         return {
             **self._head,
-            "content": [self._block(piece) for piece in said],
+            "content": [self._block(piece) for piece in shown],
             **_stop(report, calls=calls),
             "usage": anthropic_usage(report),
             **extras(report),

@@ -22,8 +22,10 @@ from starlette.status import HTTP_405_METHOD_NOT_ALLOWED
 from ninfer_pool.core.namespace import MAX_SALT
 from ninfer_pool.server import anthropic, files, openai, status
 from ninfer_pool.server.access import AccessGuard
+from ninfer_pool.server.anthropic_replies import MessagesWriter
 from ninfer_pool.server.errors import ApiError, error_response
 from ninfer_pool.server.metrics import wants_prometheus
+from ninfer_pool.server.openai_replies import ChatWriter, CompletionWriter
 from ninfer_pool.server.reply import Reply, ReplyWriterType
 from ninfer_pool.server.request import ServedRequest
 from ninfer_pool.server.service import LONG, MOST_SHOWN, Parse, Service
@@ -124,15 +126,15 @@ class Routes:
 
     async def chat(self, request: HttpRequest) -> Response:
         """POST /v1/chat/completions."""
-        return await self._serve(request, openai.parse_chat, openai.ChatWriter)
+        return await self._serve(request, openai.parse_chat, ChatWriter)
 
     async def completions(self, request: HttpRequest) -> Response:
         """POST /v1/completions."""
-        return await self._serve(request, openai.parse_completion, openai.CompletionWriter)
+        return await self._serve(request, openai.parse_completion, CompletionWriter)
 
     async def messages(self, request: HttpRequest) -> Response:
         """POST /v1/messages."""
-        return await self._serve(request, anthropic.parse_messages, anthropic.MessagesWriter)
+        return await self._serve(request, anthropic.parse_messages, MessagesWriter)
 
     async def _serve(
         self, request: HttpRequest, parse: Parse, writers: ReplyWriterType

@@ -1,4 +1,4 @@
-"""What every dialect of HTTP is turned into, and what comes back, whatever the dialect."""
+"""A request and the parts of its answer, the same for every dialect of HTTP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ninfer_pool.runner import Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """What a request asks of the pool.
+    """How a request uses the pool.
 
     ``read`` False resumes nothing, ``retain`` False leaves nothing. ``salt`` isolates a tenant.
     ``hint`` names a conversation or a client: it may choose a lane, and is never identity.
@@ -27,7 +27,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """One request, checked, with nothing left of the dialect that it came in.
+    """One parsed request, the same for every dialect.
 
     Either ``messages`` and ``tools``, plain JSON as a chat template reads it, or ``text``: raw
     text or token ids. ``breakpoints`` are (where, part): the end of part ``part`` of
@@ -35,7 +35,7 @@ class ChatRequest:
     """
 
     endpoint: str
-    """The path that it came to, such as ``/v1/chat/completions``."""
+    """Its path, such as ``/v1/chat/completions``."""
     model: str | None
     messages: tuple[Mapping[str, Any], ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -44,8 +44,8 @@ class ChatRequest:
     """Further arguments of the chat template, such as ``enable_thinking``."""
     breakpoints: tuple[tuple[int, int], ...] = ()
     origins: tuple[int, ...] = ()
-    """Which of the request's own messages each of ``messages`` was made from, -1 for its system
-    text; empty where they are the same."""
+    """The client's message that each of ``messages`` is from, -1: its system text; empty: the
+    same."""
     sampling: Sampling
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A stretch of what the model thinks before it answers."""
+    """A stretch of the model's thoughts before its answer."""
 
     text: str
 
@@ -83,7 +83,7 @@ Piece = Reasoning | Text | ToolCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What is known when a request has a lane: how much of its prompt is resumed."""
+    """A request has a lane; ``cached_tokens`` of its prompt are resumed."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -91,13 +91,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What came of one request: the one source of usage, log, console line and metrics.
+    """The result of one request: the source of usage, log, console line and metrics.
 
     ``cached_tokens`` are those that the runner skipped. Times in seconds; ``arrived`` since the
     epoch, all others are lengths; ``first_token_seconds`` counts from arrival, queue included.
     ``finish`` is ``stop``, ``length``, ``cancelled`` or ``error``; ``stop_string`` is the one met.
-    ``retained_tokens`` is how deep the checkpoint lies that it left; 0: none. ``tier`` is where
-    what it resumed lay: ``device``, ``host`` or ``disk``; None: it resumed nothing.
+    ``retained_tokens`` is the position of the checkpoint that it left; 0: none. ``tier`` held its
+    resumed prefix: ``device``, ``host`` or ``disk``; None: it resumed nothing.
     """
 
     number: int

@@ -231,7 +231,7 @@ _SAMPLED = [each.name for each in fields(Sampling)]
 
 
 def sampling(body: Body) -> Sampling:
-    """Return how a request's tokens are chosen; by default drawn as the model says."""
+    """Return how a request's tokens are chosen; by default drawn from the model's distribution."""
     given = {name: getattr(body, name, None) for name in _SAMPLED}
     given |= {"top_k": max(body.top_k or 0, 0), "top_p": body.top_p or None}
     known = {name: value for name, value in given.items() if value is not None}

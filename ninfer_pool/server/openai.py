@@ -29,20 +29,7 @@ from ninfer_pool.server.dialect import (
     sampling,
     text_or_list,
 )
-from ninfer_pool.server.openai_replies import ChatWriter, CompletionWriter
 from ninfer_pool.server.strict_json import read_text_object
-
-__all__ = [
-    "CHAT",
-    "COMPLETIONS",
-    "EXPLAIN",
-    "ChatWriter",
-    "CompletionWriter",
-    "parse_chat",
-    "parse_completion",
-    "parse_explain",
-    "parse_pin",
-]
 
 CHAT, COMPLETIONS, EXPLAIN = "/v1/chat/completions", "/v1/completions", "/pool/explain"
 MAX_STOPS = 4
@@ -69,7 +56,7 @@ class _Refusal(Fields):
         return Part(self.refusal)
 
 
-_Said = Annotated[
+_AssistantPart = Annotated[
     Annotated[_Text, Tag("<text>")] | Annotated[_Refusal, Tag("<refusal>")],
     one_of("text", "refusal", by="type", why="a part of type 'text'"),
 ]
@@ -78,7 +65,7 @@ _Content = Annotated[
     text_or_list(why=TEXT_ALONE.removeprefix("null, ")),
 ]
 _Answer = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[_Said], Tag("<list>")],
+    Annotated[str, Tag("<text>")] | Annotated[list[_AssistantPart], Tag("<list>")],
     text_or_list(why=TEXT_ALONE),
 ]
 _TOOLS_INSTEAD = "null: this is an old name; use tools and tool_choice"
@@ -245,7 +232,7 @@ def _one_prompt(value: Any) -> Any:
 class _CompletionBody(_Shared):
     prompt: Annotated[Any, AfterValidator(_one_prompt)]
     best_of: Annotated[Any, only([1], why=_ONE)] = None
-    echo: Annotated[Any, only([False], why="false: the prompt is not told again")] = None
+    echo: Annotated[Any, only([False], why="false: the prompt is not repeated")] = None
     logprobs: Annotated[Any, only([], why="null: no probabilities are given")] = None
     suffix: Annotated[Any, only([""], why="none: text is only ever continued")] = None
 
@@ -349,7 +336,7 @@ def _in_parts(message: _System | _User | _Assistant | _ToolResult) -> MessagePar
         more["tool_calls"] = [call.plain() for call in message.tool_calls or ()] or None
     if isinstance(message, _ToolResult):
         more["tool_call_id"] = message.tool_call_id
-    # Templates know no developer.
+    # Templates have no developer.
     role = "system" if message.role == "developer" else message.role
     return MessageParts(
         role=role, parts=parts, more={k: v for k, v in more.items() if v is not None}

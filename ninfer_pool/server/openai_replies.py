@@ -1,4 +1,4 @@
-"""OpenAI's dialect: what its clients are told, whole or as a stream of events."""
+"""OpenAI's dialect: answers, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ninfer_pool.server.usage import DONE, event, extras, openai_usage
 
 
 class _Writer:
-    """What the two writers share: the head of each chunk, and the end of a stream."""
+    """The common part of both writers: the head of each chunk, and the end of a stream."""
 
     prefix: str
     kind: str
     chunk_kind: str
 
-    def __init__(self, call: ChatRequest, *, id: str, created: int, model: str) -> None:
-        self._usage = call.include_usage
+    def __init__(self, request: ChatRequest, *, id: str, created: int, model: str) -> None:
+        self._usage = request.include_usage
         self._head = {"id": id, "created": created, "model": model}
 
     def error(self, error: ApiError) -> list[bytes]:
-        """Tell of a failure in mid-stream, and end the stream."""
+        """Return the events of a failure in mid-stream."""
         return [event(error.openai()), DONE]
 
     def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
         choices = [{"index": 0, "logprobs": None, "finish_reason": None, **choice}]
-        # Every chunk says that usage is to come, where it was asked for.
+        # Every chunk announces usage, where it was requested.
         usage = {"usage": None} if self._usage else {}
         return event({**self._head, "object": self.chunk_kind, "choices": choices, **usage, **more})
 
@@ -60,36 +60,36 @@ class ChatWriter(_Writer):
 
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, call: ChatRequest, *, id: str, created: int, model: str) -> None:
-        super().__init__(call, id=id, created=created, model=model)
+    def __init__(self, request: ChatRequest, *, id: str, created: int, model: str) -> None:
+        super().__init__(request, id=id, created=created, model=model)
         self._calls = 0
         self._blank: str | None = ""  # white space with which the answer began; None: over
 
     def start(self, start: Start) -> list[bytes]:
-        """Tell whose turn it is."""
+        """Return the role of the answer."""
         return [self._chunk({"delta": {"role": "assistant", "content": ""}})]
 
     def piece(self, piece: Piece) -> list[bytes]:
-        """Tell a piece; white space before a call is no answer, and waits for what follows."""
+        """Return the events of a piece; white space before a call is held back."""
         if isinstance(piece, Reasoning):
             return [self._chunk({"delta": {"reasoning_content": piece.text}})]
         if isinstance(piece, ToolCall):
-            told = {"index": self._calls, **_call(piece)}
+            call = {"index": self._calls, **_call(piece)}
             self._calls += 1
-            return [self._chunk({"delta": {"tool_calls": [told]}})]
+            return [self._chunk({"delta": {"tool_calls": [call]}})]
         if self._blank is None:
             return [self._content(piece.text)]
         self._blank += piece.text
         return [] if self._blank.isspace() else self._begin()
 
     def end(self, report: Report) -> list[bytes]:
-        """Tell why the answer ended, how it was made, and the usage if asked for."""
+        """Return why the answer ended, how it was made, and the usage if requested."""
         rest = self._begin() if self._blank and not self._calls else []
         finish = {"delta": {}, "finish_reason": _finish(report, calls=self._calls)}
         return [*rest, self._chunk(finish, **extras(report)), *self._tail(report)]
 
     def body(self, pieces: Sequence[Piece], report: Report) -> dict[str, Any]:
-        """Return a whole answer; ``content`` is null where tools are called and nothing said."""
+        """Return a whole answer; ``content`` is null where there are calls and no text."""
         text = "".join(piece.text for piece in pieces if isinstance(piece, Text))
         thought = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
         calls = [_call(piece) for piece in pieces if isinstance(piece, ToolCall)]
@@ -116,15 +116,15 @@ class CompletionWriter(_Writer):
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
     def start(self, start: Start) -> list[bytes]:
-        """Tell nothing: there is no role."""
+        """Return no events: there is no role."""
         return []
 
     def piece(self, piece: Piece) -> list[bytes]:
-        """Tell a piece."""
+        """Return the event of a piece."""
         return [self._chunk({"text": _text(piece)})]
 
     def end(self, report: Report) -> list[bytes]:
-        """Tell why the text ended, how it was made, and the usage if asked for."""
+        """Return why the text ended, how it was made, and the usage if requested."""
         last = {"text": "", "finish_reason": _finish(report, calls=0)}
         return [self._chunk(last, **extras(report)), *self._tail(report)]
 

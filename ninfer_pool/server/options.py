@@ -81,7 +81,7 @@ def _add_model(add: Add) -> None:
 def _add_pool(add: Add) -> None:
     kv = ("fp32", "bf16", "fp16", "int8-g64")
     add("--kv-dtype", choices=kv, help="default: bf16")
-    add("--kv-budget", metavar="SIZE", help="such as 4GiB (default: a share of what is free)")
+    add("--kv-budget", metavar="SIZE", help="such as 4GiB (default: a share of free memory)")
     add("--lanes", metavar="N", type=_lanes, help="that run at once, 1 to 8 (default: 4)")
     add("--max-entries", metavar="K", type=_count, help="default: bytes alone decide")
     add("--policy", choices=tuple(POLICIES), help="who goes first (default: default)")
@@ -111,11 +111,11 @@ def _add_tiers(add: Add) -> None:
 
 def _add_requests(add: Add) -> None:
     add("--default-max-tokens", metavar="N", type=_count, default=1024, help="default: 1024")
-    add("--no-thinking", action="store_true", help="answer at once, if a request does not say")
+    add("--no-thinking", action="store_true", help="answer without thoughts, by default")
     add(
         "--preserve-thinking",
         action="store_true",
-        help="keep earlier turns' thinking in the prompt, if a request does not say",
+        help="keep earlier turns' thinking in the prompt, by default",
     )
 
 

@@ -55,7 +55,9 @@ class ReplyWriterType(Protocol):
     prefix: str
     """The prefix of its answers' ids."""
 
-    def __call__(self, call: ChatRequest, *, id: str, created: int, model: str) -> ReplyWriter: ...
+    def __call__(
+        self, request: ChatRequest, *, id: str, created: int, model: str
+    ) -> ReplyWriter: ...
 
 
 class Reply(Response):

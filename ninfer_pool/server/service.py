@@ -244,12 +244,12 @@ class Service:
     # -- ending ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the engine's thread."""
+        """Start the scheduler's thread."""
         self._loop = asyncio.get_running_loop()
         self.engine.start()
 
     def drain(self, deadline: Deadline) -> None:
-        """End within a time, of which what runs has its share; for a signal's handler."""
+        """End within a time, with a share for running requests; for a signal's handler."""
         self._deadline, seconds = deadline, deadline.for_requests
         deadline.watch()
         if self._loop is None or not self.live:
@@ -261,7 +261,7 @@ class Service:
         self._loop.call_soon_threadsafe(self._loop.call_later, seconds, self.cancel)
 
     def force_stop(self, deadline: Deadline, *, code: int) -> None:
-        """Leave at once: nothing more is written; for a signal's handler."""
+        """End at once: nothing more is written; for a signal's handler."""
         self._forced = True
         if self._deadline is not None:
             self._deadline.stop()
@@ -270,19 +270,19 @@ class Service:
         self.cancel()
 
     def cancel(self) -> None:
-        """Cancel whatever runs or waits; their clients are told."""
+        """Cancel all requests; their clients get an error."""
         for request in list(self.live.values()):
             request.cancel()
 
     def print_last(self, lost: int | None = None) -> None:
-        """Say what the disk tier keeps and what it does not, once, where there is one."""
+        """Print what the disk tier keeps, once, where there is one."""
         line = None if self._last_printed else last_line(self.runner, lost)
         self._last_printed = True
         if line is not None:
             self._print(line)
 
     async def stop(self) -> None:
-        """Cancel what runs, write what the disk tier is to keep, and give its folder back."""
+        """Cancel all requests, write entries to the disk tier, and release its folder."""
         seconds = self.settings.shutdown_seconds * (1 - SPARE_SHARE)
         if self._deadline is not None:
             seconds = 0.0 if self._forced else self._deadline.for_flush

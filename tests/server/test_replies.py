@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ninfer_pool.server.anthropic import MessagesWriter
+from ninfer_pool.server.anthropic_replies import MessagesWriter
 from ninfer_pool.server.chat_request import Piece, Reasoning, Report, Start, Text, ToolCall
 from ninfer_pool.server.errors import ApiError
-from ninfer_pool.server.openai import ChatWriter, CompletionWriter
+from ninfer_pool.server.openai_replies import ChatWriter, CompletionWriter
 from ninfer_pool.server.usage import merged, timings
 from tests.server.asked import chat, completion, messages
 from tests.server.clients import client_of
