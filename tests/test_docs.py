@@ -49,6 +49,13 @@ def test_every_link_and_picture_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_line_begins_with_a_figure(page: Path) -> None:
+    # A comment at the beginning of a line ends the paragraph in HTML.
+    found = re.findall(r"(?m)^ {0,3}<!-- (?!table)[^>]*-->.*<!-- end -->", page.read_text("utf-8"))
+    assert not found
+
+
 def test_there_are_at_most_twelve_pages() -> None:
     assert len(list(ROOT.glob("docs/**/*.md"))) <= 12
 
