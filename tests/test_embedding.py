@@ -13,7 +13,7 @@ import pytest
 from ninfer_pool import PrefixPool
 from ninfer_pool.testing.symbolic import SymbolicEngine, audit
 
-PAGE = Path(__file__).resolve().parent / "data" / "embedding.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "embed.md"
 PROMPT = np.arange(300, dtype=np.int32)
 
 
