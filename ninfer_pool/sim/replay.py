@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
@@ -20,16 +20,19 @@ from ninfer_pool.core.results import Pending
 from ninfer_pool.sim.setup import RunOutcome, RunPlan, Setup, all_pages, pool_config
 from ninfer_pool.sim.tally import Tally
 from ninfer_pool.sim.tiers import SimulatedTiers
-from ninfer_pool.sim.tokens import TokenSource
+from ninfer_pool.sim.tokens import Tokens, TokenSource
 from ninfer_pool.sim.trace import Trace, TraceRequest
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Job:
     request: TraceRequest
     lease: Lease
+    tokens: Tokens
+    start: int
+    """Prompt tokens that the lease reused."""
     begun: float
-    chunks: deque[Chunk] = field(default_factory=deque)
+    chunks: deque[Chunk]
 
 
 class Replay:
@@ -60,6 +63,7 @@ class Replay:
             prefill_rate=setup.prefill_rate,
             everything=everything * config.page_bytes,
         )
+        self._namespaces: dict[str | None, Namespace] = {}
         self._ready: dict[int, float] = {}
         self._lookup_seconds: list[float] = []
         self._on_request = plan.on_request
@@ -102,12 +106,17 @@ class Replay:
 
     def prompt(self, request: TraceRequest) -> Prompt:
         """Return a request's prompt with made-up token ids."""
-        space = Namespace(weights=self.setup.model, kv_dtype=self.setup.kv, salt=request.salt)
+        return self._prompt(request, self.source.prompt(request.id))
+
+    def _prompt(self, request: TraceRequest, tokens: Tokens) -> Prompt:
+        namespace = self._namespaces.get(request.salt)
+        if namespace is None:
+            namespace = Namespace(
+                weights=self.setup.model, kv_dtype=self.setup.kv, salt=request.salt
+            )
+            self._namespaces[request.salt] = namespace
         return Prompt(
-            self.source.prompt(request.id),
-            namespace=space,
-            boundaries=request.boundaries,
-            media=request.media,
+            tokens, namespace=namespace, boundaries=request.boundaries, media=request.media
         )
 
     # -- the clock -------------------------------------------------------------------------
@@ -123,11 +132,11 @@ class Replay:
 
     def _schedule(self, job: _Job) -> None:
         """Put the job's next step on the clock: its next checkpoint, else its end."""
-        lease, request = job.lease, job.request
+        request = job.request
         while len(job.chunks) > 1 and job.chunks[0].checkpoint is None:
             self._prefill(job, job.chunks.popleft())
-        at = len(lease.prompt) if not job.chunks else job.chunks[0].end
-        when = job.begun + (at - lease.start) / self.setup.prefill_rate
+        at = request.input if not job.chunks else job.chunks[0].end
+        when = job.begun + (at - job.start) / self.setup.prefill_rate
         if not job.chunks:
             when += request.output / self.setup.decode_rate
         heappush(self._events, (when, next(self._serial), job))
@@ -141,15 +150,16 @@ class Replay:
     def _start(self, request: TraceRequest) -> bool:
         """Try to admit; return True if the request left the queue."""
         self._notify(request)
-        if self.pool.running == self.setup.lanes:
+        if len(self._events) == self.setup.lanes:
             return False
-        prompt = self.prompt(request)
+        tokens = self.source.prompt(request.id)
+        prompt = self._prompt(request, tokens)
         started = time.perf_counter()
         best = self.pool.lookup(prompt).deepest
         self._lookup_seconds.append(time.perf_counter() - started)
         lease = self._acquire(request, prompt, best)
         if lease is None:
-            if self.pool.running:
+            if self._events:
                 return False
             self.tally.add(request)
             return True
@@ -157,7 +167,8 @@ class Replay:
             self._wanted.add((lease.lease, lease.position))
             return False
         begun = max(self.now, self._ready.pop(request.id, self.now))
-        job = _Job(request=request, lease=lease, begun=begun, chunks=deque(lease.chunks()))
+        chunks = deque(lease.chunks())
+        job = _Job(request, lease, tokens, start=lease.start, begun=begun, chunks=chunks)
         lease.restore()
         if self.setup.lanes == 1:
             while job.chunks:
@@ -182,7 +193,7 @@ class Replay:
 
     def _note_restore(self, request: TraceRequest) -> None:
         """Record the end of the restores for a request, even where it waits meanwhile."""
-        seconds = self._tiers.seconds()
+        seconds = self._tiers.seconds() if self.setup.tiers else 0.0
         if seconds:
             self._ready[request.id] = max(self.now, self._ready.get(request.id, 0.0)) + seconds
 
@@ -190,7 +201,7 @@ class Replay:
         """Return True if the other lease reaches the shared position sooner than this one would."""
         rate = self.setup.prefill_rate
         job = next(job for _, _, job in self._events if job.lease is pending.lease)
-        left = job.begun + (pending.position - job.lease.start) / rate - self.now
+        left = job.begun + (pending.position - job.start) / rate - self.now
         return left <= (pending.position - best) / rate
 
     # -- a request that holds a lease --------------------------------------------------------
@@ -198,7 +209,7 @@ class Replay:
     def _prefill(self, job: _Job, chunk: Chunk) -> None:
         self._notify(job.request)
         lease = job.lease
-        lease.advance(lease.prompt.tokens[chunk.begin : chunk.end])
+        lease.advance(job.tokens[chunk.begin : chunk.end])
         if chunk.checkpoint is not None:
             lease.checkpoint(chunk.checkpoint, position=chunk.end)
             wanted = (lease, chunk.end)

@@ -45,8 +45,6 @@ class SimulatedTiers:
 
     def seconds(self) -> float:
         """Return the time of the restores since the last call: bytes over rates. O(tiers)."""
-        if not self._tiers:
-            return 0.0
         before, self._seconds = (
             self._seconds,
             sum(shelf.traffic.promoted_bytes / size.bytes_s for shelf, size in self._tiers),
