@@ -1,4 +1,4 @@
-"""The draft head: one layer that guesses the token after next from the model's last output."""
+"""The draft head: one layer that predicts the token after next from the model's last output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from ninfer_pool.kernels import KVPages
-from ninfer_pool.runner.forms import PREFILL, ROWS, Form
+from ninfer_pool.runner.batch import RowBatch
+from ninfer_pool.runner.forms import ROWS, Form
 from ninfer_pool.runner.layers import FullAttention, Layer, Norm
 from ninfer_pool.runner.rotary import Rotary
 
@@ -25,10 +26,10 @@ class DraftParts:
 
 
 class DraftHead:
-    """Slot q, from 1, joins token q and the model's output at q - 1, and guesses token q + 1.
+    """Slot q, from 1, joins token q and the model's output at q - 1, and predicts token q + 1.
 
-    It attends to slots [1, q] of its own layer's KV. What it returns is normed: `Model.logits`
-    takes it, and so does the next slot as the model's output where there is none yet.
+    It attends to slots [1, q] of its own layer's KV. Its output is normed: `Model.logits` takes
+    it, and so does the next slot in place of the model's output where there is none yet.
     """
 
     FIRST = 1
@@ -52,36 +53,17 @@ class DraftHead:
         positions: torch.Tensor,
         cache: KVPages,
         slots: torch.Tensor,
-    ) -> None:
-        """Write K and V of T slots of one lane, as prefill rounds, and guess nothing.
-
-        ``embeddings`` (T, hidden) of the tokens at those slots, ``hidden`` (T, hidden) the
-        model's output one position before each; the rest as in `Model.prefill`, for one cache.
-        """
-        self._write(embeddings, hidden, positions, cache, slots, PREFILL)
-
-    @torch.inference_mode()
-    def write_rows(
-        self,
-        embeddings: torch.Tensor,
-        hidden: torch.Tensor,
-        *,
-        positions: torch.Tensor,
-        cache: KVPages,
-        slots: torch.Tensor,
-    ) -> None:
-        """Write K and V of R slots of any lanes and guess nothing; otherwise as `decode`."""
-        self._write(embeddings, hidden, positions, cache, slots, ROWS)
-
-    def _write(
-        self,
-        embeddings: torch.Tensor,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
-        cache: KVPages,
-        slots: torch.Tensor,
         form: Form,
     ) -> None:
+        """Write K and V of T slots and predict nothing.
+
+        Args:
+            embeddings: (T, hidden), of the tokens at those slots.
+            hidden: (T, hidden), the model's output one position before each.
+            positions: int64 (3, T), the three rotary axes.
+            slots: int64 (T,), page × 64 + offset; -1 writes nothing.
+            form: `PREFILL` for a chunk of one lane, `ROWS` for rows of any lanes.
+        """
         parts = self._parts
         x, angles = self._join(embeddings, hidden, form), self._rotary.angles(positions)
         parts.attention.write(
@@ -90,29 +72,15 @@ class DraftHead:
 
     @torch.inference_mode()
     def decode(
-        self,
-        embeddings: torch.Tensor,
-        hidden: torch.Tensor,
-        *,
-        positions: torch.Tensor,
-        cache: KVPages,
-        tables: torch.Tensor,
-        lengths: torch.Tensor,
-        slots: torch.Tensor,
+        self, embeddings: torch.Tensor, hidden: torch.Tensor, rows: RowBatch, *, cache: KVPages
     ) -> torch.Tensor:
         """Run one slot of each of R rows, row r at slot ``lengths[r] - 1``.
 
-        ``embeddings`` and ``hidden`` (R, hidden) as in `write`, ``positions`` int64 (3, R), the
-        rest as in `Model.decode`. Returns (R, hidden).
+        ``embeddings`` and ``hidden`` (R, hidden) as in `write`. Returns (R, hidden).
         """
         parts, x = self._parts, self._join(embeddings, hidden, ROWS)
+        angles = self._rotary.angles(rows.positions)
         h = parts.attention.decode(
-            parts.layer.before(x),
-            angles=self._rotary.angles(positions),
-            cache=cache,
-            tables=tables,
-            lengths=lengths,
-            slots=slots,
-            first=self.FIRST,
+            parts.layer.before(x), rows, angles=angles, cache=cache, first=self.FIRST
         )
         return parts.norm(parts.layer.add(x, h, ROWS))

@@ -1,54 +1,19 @@
-"""Decode steps as CUDA graphs: one launch a step where there would be a few hundred."""
+"""Decode steps as CUDA graphs: one launch per step in place of a few hundred."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 
+from ninfer_pool.runner.batch import RowBatch
 from ninfer_pool.runner.model import Steps
 
 Decoded: TypeAlias = tuple[torch.Tensor, Steps]
 LEAST_WIDTH = 16
-"""Pages of the narrowest table that a graph is made for; wider ones double."""
-
-
-@dataclass(slots=True, kw_only=True)
-class RowBatch:
-    """What a pass over a fixed number R of rows takes; rows that are not put are padding.
-
-    ``tokens`` (R,), ``positions`` (3, R) rotary, ``tables`` (R, P) page ids, ``lengths`` (R,)
-    positions to attend to and ``slots`` (R,) to write, -1 for none; all int64.
-    """
-
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    tables: torch.Tensor
-    lengths: torch.Tensor
-    slots: torch.Tensor
-
-    @classmethod
-    def empty(cls, rows: int, width: int, device: torch.device) -> RowBatch:
-        """Return padding alone."""
-
-        def zeros(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
-
-        return cls(
-            tokens=zeros(rows),
-            positions=zeros(3, rows),
-            tables=zeros(rows, width),
-            lengths=zeros(rows),
-            slots=zeros(rows) - 1,
-        )
-
-    def copy_(self, other: RowBatch) -> None:
-        """Take another's values, of a table as wide or narrower."""
-        for each in fields(self):
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            mine[..., : theirs.shape[-1]].copy_(theirs)
+"""Pages of the narrowest table that a graph is captured for; wider ones double."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +24,10 @@ class _Captured:
 
 
 class Graphs:
-    """A decode step on CUDA: recorded once for each width of the page tables, then replayed.
+    """A decode step on CUDA: captured once for each width of the page tables, then replayed.
 
-    ``step`` must leave no trace but KV written to the rows' slots, so that recording it, which
-    runs it more than once, changes nothing. What a replay returns stands until the next one.
+    ``step`` may write KV to the rows' slots and nothing else: a capture runs it more than once.
+    The outputs of a replay are valid until the next one.
     """
 
     def __init__(self, step: Callable[[RowBatch], Decoded]) -> None:
@@ -71,7 +36,9 @@ class Graphs:
 
     def __call__(self, rows: RowBatch) -> Decoded:
         """Run one step."""
-        width = width_of(rows.tables.shape[1])
+        width = LEAST_WIDTH
+        while width < rows.tables.shape[1]:
+            width *= 2
         if width not in self._captured:
             self._captured[width] = self._capture(rows, width)
         captured = self._captured[width]
@@ -92,11 +59,3 @@ class Graphs:
         with torch.cuda.graph(graph):
             outputs = self._step(inputs)
         return _Captured(graph=graph, inputs=inputs, outputs=outputs)
-
-
-def width_of(pages: int) -> int:
-    """Return the width of the graph that serves tables of ``pages``."""
-    width = LEAST_WIDTH
-    while width < pages:
-        width *= 2
-    return width

@@ -14,6 +14,7 @@ import torch
 
 from ninfer_pool import kernels
 from ninfer_pool.kernels import KVPages
+from ninfer_pool.runner.batch import RowBatch
 from ninfer_pool.runner.forms import PREFILL, ROWS, Form
 from ninfer_pool.runner.rotary import Angles, rotate
 
@@ -123,18 +124,18 @@ class FullAttention:
     def decode(
         self,
         x: torch.Tensor,
+        rows: RowBatch,
         *,
         angles: Angles,
         cache: KVPages,
-        tables: torch.Tensor,
-        lengths: torch.Tensor,
-        slots: torch.Tensor,
         first: int = 0,
     ) -> torch.Tensor:
-        """Run R rows, row r after ``lengths[r] - 1`` positions: x (R, hidden) -> (R, hidden)."""
+        """Run R rows over the positions from ``first`` on: x (R, hidden) -> (R, hidden)."""
         q, k, v, gate = self.inputs(x, angles, ROWS)
-        kernels.append_kv(cache, k, v, slots)
-        seen = kernels.attention_decode(q, cache, tables, lengths, scale=self.scale, first=first)
+        kernels.append_kv(cache, k, v, rows.slots)
+        seen = kernels.attention_decode(
+            q, cache, rows.tables, rows.lengths, scale=self.scale, first=first
+        )
         return self.finish(seen, gate, ROWS)
 
 

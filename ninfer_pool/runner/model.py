@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from ninfer_pool.errors import ModelError, PromptError
 from ninfer_pool.kernels import KVPages
 from ninfer_pool.runner.assemble import Parts, assemble
+from ninfer_pool.runner.batch import RowBatch
 from ninfer_pool.runner.config import ModelConfig
 from ninfer_pool.runner.draft import DraftHead
 from ninfer_pool.runner.forms import PREFILL, ROWS
@@ -155,30 +156,21 @@ class Model:
 
     @torch.inference_mode()
     def decode(
-        self,
-        x: torch.Tensor,
-        *,
-        positions: torch.Tensor,
-        state: LaneState,
-        cache: Sequence[KVPages],
-        tables: torch.Tensor,
-        lengths: torch.Tensor,
-        slots: torch.Tensor,
+        self, x: torch.Tensor, rows: RowBatch, *, state: LaneState, cache: Sequence[KVPages]
     ) -> tuple[torch.Tensor, Steps]:
-        """Run S tokens of each of B lanes at once: x (B, S, hidden) -> (B, S, hidden), `Steps`.
+        """Run S tokens of each of B lanes at once: R = B S rows, row b S + s that of lane b.
 
         Args:
-            x: embeddings, see `embed`.
-            positions: int64 (3, B, S), the three rotary axes.
+            x: embeddings (R, hidden), see `embed`.
+            rows: positions, pages, lengths and slots of the R rows.
             state: of B lanes, before the first step; not changed: see `Steps.keep`.
             cache: one `KVPages` for each full-attention layer, in order.
-            tables: page ids, int64 (R, P), row b S + s that of lane b.
-            lengths: int64 (R,): row r attends to the positions [0, lengths[r]), its own included.
-            slots: int64 (R,), as in `prefill`; -1 for rows that are padding.
+
+        Returns:
+            The output after the final norm (B, S, hidden), and the state after each step.
         """
-        shape, steps = x.shape, Steps([], [])
-        angles = self._rotary.angles(positions.flatten(1))
-        x, pages = x.flatten(0, 1), iter(cache)
+        steps, pages = Steps([], []), iter(cache)
+        angles = self._rotary.angles(rows.positions)
         for layer in self._layers:
             h, attention = layer.before(x), layer.attention
             if isinstance(attention, LinearAttention):
@@ -188,16 +180,9 @@ class Model:
                 steps.recurrent.append(after)
                 steps.conv.append(columns)
             else:
-                h = attention.decode(
-                    h,
-                    angles=angles,
-                    cache=next(pages),
-                    tables=tables,
-                    lengths=lengths,
-                    slots=slots,
-                )
+                h = attention.decode(h, rows, angles=angles, cache=next(pages))
             x = layer.add(x, h, ROWS)
-        return self._norm(x).view(shape), steps
+        return torch.unflatten(self._norm(x), 0, (len(state.recurrent), -1)), steps
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import itertools
 import torch
 
 from ninfer_pool.kernels import PAGE_TOKENS, KVPages
+from ninfer_pool.runner.batch import RowBatch
 from ninfer_pool.runner.model import Model
 from ninfer_pool.runner.slab import LaneState
 
@@ -54,6 +55,16 @@ class Run:
         positions = torch.arange(begin, end)
         return self.table[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
 
+    def rows(self, begin: int, end: int) -> RowBatch:
+        """Return one row for each of the positions [begin, end)."""
+        return RowBatch(
+            tokens=torch.zeros(end - begin, dtype=torch.int64),
+            positions=text_positions(begin, end),
+            tables=self.table.expand(end - begin, -1),
+            lengths=torch.arange(begin + 1, end + 1),
+            slots=self.slots(begin, end),
+        )
+
     def prefill(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Run embeddings (T, hidden) from the frontier as one chunk and return the output."""
         begin, end = self.frontier, self.frontier + len(x)
@@ -80,13 +91,7 @@ class Run:
         steps = len(tokens)
         begin, end = self.frontier, self.frontier + steps
         hidden, after = self.model.decode(
-            self.model.embed(tokens)[None],
-            positions=text_positions(begin, end)[:, None],
-            state=self.state,
-            cache=self.cache,
-            tables=self.table.expand(steps, -1),
-            lengths=torch.arange(begin + 1, end + 1),
-            slots=self.slots(begin, end),
+            self.model.embed(tokens), self.rows(begin, end), state=self.state, cache=self.cache
         )
         after.keep(self.state, [(0, steps - 1)])
         self.frontier = end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ninfer_pool.runner.draft import DraftHead
+from ninfer_pool.runner.forms import PREFILL, ROWS, Form
 from ninfer_pool.runner.model import Model
 from tests.runner.models import random_model
 from tests.runner.runs import Run, nan_pages
@@ -23,15 +23,11 @@ class Drafting:
         self.embeddings, self.hidden = model.embed(tokens), self.run.prompt(tokens)
 
     def decode(self, begin: int, end: int) -> torch.Tensor:
-        slots = torch.arange(begin, end)
         return self.head.decode(
             self.embeddings[begin:end],
             self.hidden[begin - 1 : end - 1],
-            positions=slots.expand(3, -1),
+            self.run.rows(begin, end),
             cache=self.run.draft_cache,
-            tables=self.run.table.expand(len(slots), -1),
-            lengths=slots + 1,
-            slots=self.run.slots(begin, end),
         )
 
 
@@ -40,19 +36,18 @@ def drafting() -> Drafting:
     return Drafting(random_model(7))
 
 
-@pytest.mark.parametrize("write", [DraftHead.write, DraftHead.write_rows])
-def test_writing_alone_writes_the_same(write: object, drafting: Drafting) -> None:
+@pytest.mark.parametrize("form", [PREFILL, ROWS])
+def test_writing_alone_writes_the_same(form: Form, drafting: Drafting) -> None:
     run = drafting.run
     whole = drafting.decode(1, TOKENS)
     run.draft_cache = nan_pages(drafting.model, len(run.table) + 2)
-    assert callable(write)
-    write(
-        drafting.head,
+    drafting.head.write(
         drafting.embeddings[1 : TOKENS - 3],
         drafting.hidden[: TOKENS - 4],
         positions=torch.arange(1, TOKENS - 3).expand(3, -1),
         cache=run.draft_cache,
         slots=run.slots(1, TOKENS - 3),
+        form=form,
     )
     torch.testing.assert_close(drafting.decode(TOKENS - 3, TOKENS), whole[-3:])
 

@@ -153,15 +153,8 @@ def test_the_draft_head_is_a_layer_of_transformers(tmp_path: Path) -> None:
     run = Run(model)
     hidden, embeddings = run.prompt(tokens), model.embed(tokens)
     assert model.draft_head is not None
-    slots = torch.arange(1, 70)
     found = model.draft_head.decode(
-        embeddings[1:],
-        hidden[:-1],
-        positions=slots.expand(3, -1),
-        cache=run.draft_cache,
-        tables=run.table.expand(len(slots), -1),
-        lengths=slots + 1,
-        slots=run.slots(1, 70),
+        embeddings[1:], hidden[:-1], run.rows(1, 70), cache=run.draft_cache
     )
     assert rms_ratio(found, their_draft(folder, theirs.model, embeddings, hidden)) <= BOUND
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ninfer_pool.kernels import PAGE_TOKENS, KVPages
+from ninfer_pool.runner.batch import RowBatch
 from ninfer_pool.runner.forms import ROWS
 from ninfer_pool.runner.model import Model, Steps
 from ninfer_pool.runner.slab import LaneState
@@ -76,13 +77,16 @@ def decode(model: Model, lanes: Lanes) -> tuple[torch.Tensor, Steps]:
     tables, rows = lanes.tables.repeat_interleave(steps, 0), positions.flatten()
     pages = tables.gather(1, (rows // PAGE_TOKENS)[:, None]).squeeze(1)
     hidden, states = model.decode(
-        lanes.x,
-        positions=positions.expand(3, -1, -1),
+        lanes.x.flatten(0, 1),
+        RowBatch(
+            tokens=torch.zeros_like(rows),
+            positions=rows.expand(3, -1),
+            tables=tables,
+            lengths=rows + 1,
+            slots=pages * PAGE_TOKENS + rows % PAGE_TOKENS,
+        ),
         state=lanes.state,
         cache=lanes.cache,
-        tables=tables,
-        lengths=rows + 1,
-        slots=pages * PAGE_TOKENS + rows % PAGE_TOKENS,
     )
     return model.logits(hidden), states
 
@@ -136,15 +140,9 @@ def test_a_padding_row_writes_nothing() -> None:
     model = random_model(6)
     lanes = random_lanes(model, 2, 1, 3)
     before = [(one.k.clone(), one.v.clone()) for one in lanes.cache]
-    model.decode(
-        lanes.x,
-        positions=torch.zeros(3, 2, 1, dtype=torch.int64),
-        state=lanes.state,
-        cache=lanes.cache,
-        tables=lanes.tables,
-        lengths=torch.zeros(2, dtype=torch.int64),
-        slots=torch.full((2,), -1),
-    )
+    rows = RowBatch.empty(2, PAGES, torch.device("cpu"))
+    rows.tables = lanes.tables
+    model.decode(lanes.x.flatten(0, 1), rows, state=lanes.state, cache=lanes.cache)
     for one, (k, v) in zip(lanes.cache, before, strict=True):
         assert torch.equal(one.k, k)
         assert torch.equal(one.v, v)
