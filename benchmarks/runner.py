@@ -96,7 +96,7 @@ def image_rows(bench: Bench) -> list[Ratio]:
 
     Each call takes other pages than the last, and each copy other memory, as in a pool.
     """
-    layout = bench.runner().store.layout
+    layout = bench.runner().slab.layout
     size, each = layout.image_pages, layout.image_pages * layout.page_bytes
     places = max(2, bench.scale.image_bytes // each)
     store = Slab(layout, num_pages=places * size, lanes=1, device=bench.model.device)
@@ -211,7 +211,7 @@ def check_prefill(runner: Runner, prompt: Prompt, expected: torch.Tensor) -> Non
 
 def copy_row(bench: Bench) -> Ratio:
     """Compare a copy of scattered pages with one plain copy of as many bytes."""
-    layout, device = bench.runner().store.layout, bench.model.device
+    layout, device = bench.runner().slab.layout, bench.model.device
     half = max(1, bench.scale.copied_bytes // layout.page_bytes)
     slab = torch.zeros(2 * half, layout.page_bytes, dtype=torch.uint8, device=device)
     order = torch.randperm(2 * half, generator=torch.Generator().manual_seed(0)).to(device)

@@ -64,7 +64,7 @@ class Clock:
                 (runner, "prefill", True),  # up to the first token nothing else runs
                 (Lease, "advance", False),
                 (Lease, "checkpoint", False),
-                (runner.store, "execute", False),
+                (runner.slab, "execute", False),
             ):
                 timed = self._timed(getattr(owner, name), own=own)
                 patches.enter_context(mock.patch.object(owner, name, timed))

@@ -1,21 +1,24 @@
 """The operations of a hybrid model over pages: CPU runs the reference, CUDA runs Triton.
 
-Each has one signature, documented in reference.py. H query heads, G KV heads, D head_dim; Hk, Hv
-key and value heads of linear attention, Dk, Dv their dims; T tokens, R rows, B lanes, S steps of
-a lane in a round, C convolution channels, W its width, P pages::
+Each has one signature, documented in reference.py.
 
-    append_kv          write k, v (T, G, D) to their slots, quantised where the pages are INT8
-    attention_prefill  q (T, H, D) over one lane's pages, causal
-    attention_decode   q (R, H, D), each row over its own pages and length
-    delta_prefill      the gated delta rule over T tokens, from any state to the state at the end
-    delta_step         the same over S tokens of B lanes, keeping the state after each
-    conv_prefill       causal convolution with silu over x (T, C)
-    conv_step          the same over x (B, S, C), keeping the columns after each
-    copy_pages         pages of the slab to other pages
-    save_image         a lane's state to pages; load_image the other way
-    first_difference   where two token sequences part
+- H query heads, G KV heads, D head_dim.
+- Hk, Hv key and value heads of linear attention, Dk, Dv their dims.
+- T tokens, R rows, B lanes, S steps of a lane in a round, P pages.
+- C convolution channels, W its width.
 
-Nothing outside the positions asked for reaches a result, NaN included; and a row's bits in
+- `append_kv`: write k, v (T, G, D) to their slots, quantised where the pages are INT8.
+- `attention_prefill`: q (T, H, D) over one lane's pages, causal.
+- `attention_decode`: q (R, H, D), each row over its own pages and length.
+- `delta_prefill`: the gated delta rule over T tokens, from any state to the state at the end.
+- `delta_step`: the same over S tokens of B lanes, keeping the state after each.
+- `conv_prefill`: causal convolution with silu over x (T, C).
+- `conv_step`: the same over x (B, S, C), keeping the columns after each.
+- `copy_pages`: pages of the slab to other pages.
+- `save_image`: a lane's state to pages; load_image the other way.
+- `first_difference`: the first index at which two token sequences differ.
+
+No data outside the positions of a call reaches its result, NaN included. A row's bits in
 ``attention_decode``, ``delta_step`` and ``conv_step`` depend on that row alone.
 """
 

@@ -14,7 +14,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 OLDEST_CAPABILITY: Final = (7, 0)
-"""What Triton still compiles for (tests/kernels/test_compile.py); older cards run the reference."""
+"""Triton compiles for it and later: see tests/kernels/test_compile.py. Older cards run the
+reference."""
 
 _FILES: Final = {
     "conv_prefill": "conv",
@@ -24,14 +25,14 @@ _FILES: Final = {
     "load_image": "copies",
     "save_image": "copies",
 }
-"""The file of an operation in cuda/, where it is not the operation's own name."""
+"""The file in cuda/ of each operation whose file has another name."""
 
 
 def dispatched(operation: Callable[P, R]) -> Callable[P, R]:
-    """Return ``operation`` of the reference, handed to Triton where its tensors are on CUDA.
+    """Return ``operation`` of the reference, run by Triton where its tensors are on CUDA.
 
-    Triton is imported by the first such call. Where it is not installed, or the card is older
-    than it knows, the reference runs there too.
+    Triton is imported by the first such call. Where it is not installed, or does not support the
+    card, the reference runs there too.
     """
 
     @wraps(operation)
@@ -48,7 +49,7 @@ def dispatched(operation: Callable[P, R]) -> Callable[P, R]:
 
 @cache
 def _runs_triton(device: torch.device) -> bool:
-    """Whether Triton is installed and compiles for this card."""
+    """Return whether Triton is installed and compiles for this card."""
     if find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
@@ -56,7 +57,7 @@ def _runs_triton(device: torch.device) -> bool:
 
 @cache
 def _in_triton(name: str) -> Callable[..., Any]:
-    """The launcher of an operation."""
+    """Return the launcher of an operation."""
     module = import_module(f"ninfer_pool.kernels.cuda.{_FILES.get(name, name)}")
     launcher: Callable[..., Any] = getattr(module, name)
     return launcher

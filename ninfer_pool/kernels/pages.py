@@ -1,4 +1,4 @@
-"""One layer's keys and values as they lie in the pages of the slab."""
+"""One layer's keys and values, as views into the pages of the slab."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 PAGE_TOKENS: Final = 64
-"""Token positions a page holds."""
+"""Token positions per page."""
 
 GROUP: Final = 64
 """Neighbouring elements of a head that share one scale where the storage is INT8."""
@@ -18,10 +18,10 @@ GROUP: Final = 64
 class KVPages:
     """One layer's K and V: typed views, usually strided, into the slab's page bytes.
 
-    ``k`` and ``v`` are (num_pages, G, 64, D) in the storage's dtype: G heads, D elements a head.
-    Where that is int8, ``k_scale`` and ``v_scale`` are (num_pages, G, 64, D // 64) fp16 and an
-    element is its code times the scale of its group ("INT8-G64"); otherwise they are None.
-    The last dimension of each lies dense.
+    ``k`` and ``v`` are (num_pages, G, 64, D) in the storage's dtype: G heads, D elements per head.
+    For int8 (INT8-G64) ``k_scale`` and ``v_scale`` are fp16 (num_pages, G, 64, D // 64). An
+    element is its code times the scale of its group. For other types they are None.
+    The last dimension of each is dense.
     """
 
     k: torch.Tensor
@@ -31,7 +31,7 @@ class KVPages:
 
     @property
     def quantised(self) -> bool:
-        """Whether the elements are INT8 codes with a scale for each group of 64."""
+        """True where the elements are INT8 codes with a scale for each group of 64."""
         return self.k_scale is not None
 
     @property
@@ -41,5 +41,5 @@ class KVPages:
 
     @property
     def head_dim(self) -> int:
-        """Elements a head (D)."""
+        """Elements per head (D)."""
         return self.k.shape[3]

@@ -1,9 +1,8 @@
-"""Every operation in plain torch: what CPU runs, and what each Triton kernel is held to.
+"""Every operation in plain torch: the CPU's implementation, and each Triton kernel's reference.
 
-Two rules beside the formulas. Nothing that lies outside the positions an operation was asked for
-may reach its result, so everything is chosen by selection: NaN times zero is NaN. And where rows
-of a decode step share a call, a row's bits may not depend on its place among them: see `silu` for
-what that forbids.
+Two rules hold next to the formulas. No data outside the positions of a call may reach its result,
+so data is excluded by selection, not by a factor: NaN times zero is NaN. Where rows of a decode
+step share a call, a row's bits may not depend on its place among them; see `silu`.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ CHUNK = 64
 """Tokens that `delta_prefill` solves as one triangular system."""
 
 SEGMENT = 4 * CHUNK
-"""Tokens whose chunks `delta_prefill` prepares together: few enough to stay in the processor's
-cache, which makes it twice as fast as preparing all."""
+"""Tokens whose chunks `delta_prefill` prepares together: few enough for the processor's cache,
+which is twice as fast as preparing all."""
 
 CONV_PIECE = 1 << 16
-"""Elements that a convolution works on at once, for the same reason."""
+"""Elements of a convolution that are computed at once, for the same reason."""
 
 NORM_EPS = 1e-6
 """Added to the squared length of q and k before they are normalised."""
@@ -102,8 +101,8 @@ def attention_prefill(
 ) -> torch.Tensor:
     """Attend from q (T, H, D), row i to the positions [first, begin + i] of ``table`` (P,).
 
-    softmax(scale × q Kᵀ) V, causal; query head h reads KV head h // (H // G). A row with nothing
-    to see is zeros. Returns (T, H, D) in q's dtype.
+    softmax(scale × q Kᵀ) V, causal; query head h reads KV head h // (H // G). A row without
+    positions is zeros. Returns (T, H, D) in q's dtype.
     """
     tokens, heads, dim = q.shape
     end, blind = begin + tokens, min(max(first - begin, 0), tokens)
@@ -135,9 +134,9 @@ def attention_decode(
 ) -> torch.Tensor:
     """Attend from q (R, H, D), row r to the positions [first, lengths[r]) of tables (R, P)[r].
 
-    A row that has nothing to see is zeros. Each row is one call over exactly its own positions,
-    so its bits depend on nothing else; neighbouring rows of one table, as a lane has when drafts
-    are verified, share the copy of its pages. Returns (R, H, D) in q's dtype.
+    A row without positions is zeros. Each row is one call over exactly its own positions, so its
+    bits depend on nothing else. Neighbouring rows of one table, as a lane has when drafts are
+    verified, share the copy of its pages. Returns (R, H, D) in q's dtype.
     """
     out, ends = torch.zeros_like(q), lengths.tolist()
     for rows in _runs(tables):
@@ -147,7 +146,7 @@ def attention_decode(
             for row in rows:
                 seen = max(ends[row] - first, 0)
                 out[row] = _attend_row(q[row], k[:, :seen], v[:, :seen], scale=scale)
-            del k, v  # before the next lane's are made: they can then lie in the same memory
+            del k, v  # so that the next lane's can use the same memory
     return out
 
 
@@ -194,11 +193,20 @@ def delta_prefill(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the gated delta rule over T tokens from ``state``; also return the state at their end.
 
-    q, k (T, Hk, Dk), v (T, Hv, Dv), g (log decay) and beta (T, Hv) fp32, state (Hv, Dk, Dv) fp32
-    (not changed) -> out (T, Hv, Dv) in v's dtype, new state. Key head h // (Hv // Hk) serves
-    value head h; q and k are L2-normalised and q scaled by Dk ** -0.5 here. Chunked form of Yang,
-    Kautz and Hatamizadeh 2024 (Gated Delta Networks, section 3.3): within chunks of 64 tokens,
-    counted from the first, one triangular system; between them the state. O(T (64 + Dk) Dv Hv).
+    Key head h // (Hv // Hk) serves value head h. q and k are L2-normalised here, and q is scaled
+    by Dk ** -0.5. Chunked form of Yang, Kautz and Hatamizadeh 2024 (Gated Delta Networks, section
+    3.3): one triangular system per chunk of 64 tokens, the state between chunks.
+    O(T (64 + Dk) Dv Hv).
+
+    Args:
+        q, k: (T, Hk, Dk).
+        v: (T, Hv, Dv).
+        g: (T, Hv) fp32, log decay.
+        beta: (T, Hv) fp32.
+        state: (Hv, Dk, Dv) fp32, not changed.
+
+    Returns:
+        The output (T, Hv, Dv) in v's dtype, and the new state.
     """
     out = torch.empty_like(v)
     for begin in range(0, len(v), SEGMENT):
@@ -261,9 +269,17 @@ def delta_step(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the gated delta rule token by token: S tokens of B lanes, keeping each step's state.
 
-    q, k (B, S, Hk, Dk), v (B, S, Hv, Dv), g and beta (B, S, Hv) fp32, state (B, Hv, Dk, Dv) fp32
-    (not changed) -> out (B, S, Hv, Dv) in v's dtype, states (B, S, Hv, Dk, Dv) fp32, the state
-    after each step. Otherwise as `delta_prefill`.
+    Otherwise as `delta_prefill`.
+
+    Args:
+        q, k: (B, S, Hk, Dk).
+        v: (B, S, Hv, Dv).
+        g, beta: (B, S, Hv) fp32.
+        state: (B, Hv, Dk, Dv) fp32, not changed.
+
+    Returns:
+        The output (B, S, Hv, Dv) in v's dtype, and the state after each step, fp32
+        (B, S, Hv, Dk, Dv).
     """
     repeats = v.shape[2] // k.shape[2]
     pair = torch.stack((normalise(k), normalise(q) * q.shape[3] ** -0.5), -2)
@@ -273,7 +289,7 @@ def delta_step(
     states = state.new_empty(state.shape[0], v.shape[1], *state.shape[1:])
     out = torch.empty_like(values)
     for i in range(v.shape[1]):
-        # What k and q read of the decayed state, in one pass over it.
+        # k's and q's products with the decayed state, in one pass over it.
         read_k, read_q = (pair[:, i] @ state * keep[:, i].unsqueeze(-1)).unbind(2)
         change = (values[:, i] - read_k) * rate[:, i]
         out[:, i] = read_q + along[:, i] * change
@@ -286,10 +302,10 @@ def delta_step(
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """Return x / (1 + exp(-x)) of fp32, an element's bits the same wherever it lies.
+    """Return x / (1 + exp(-x)) of fp32, an element's bits the same at every place.
 
-    On CPU torch's own ``silu`` rounds the last elements of a tensor, with which no vector register
-    is filled, otherwise than the rest; ``exp`` and arithmetic do not.
+    On a CPU torch's own ``silu`` rounds the last elements of a tensor, which fill no vector
+    register, differently from the rest; ``exp`` and arithmetic do not.
     """
     return x / (1 + torch.exp(-x))
 
@@ -297,7 +313,7 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 def _convolve(window: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """Put silu(sum over taps j of window[…, t + j, :] × weight[:, j]) into ``out`` (…, T, C).
 
-    Sums in fp32. Goes by pieces of T that stay in the processor's cache.
+    Sums in fp32, in pieces of T that fit the processor's cache.
     """
     taps, tokens = weight.float().unbind(1), out.shape[-2]
     step = max(1, CONV_PIECE // out[..., 0, :].numel())
@@ -344,7 +360,7 @@ def copy_pages(slab: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor)
 
     No target may be a source or come twice.
     """
-    if slab.is_cpu:  # torch moves bytes one by one there, numpy rows
+    if slab.is_cpu:  # torch copies bytes one by one there, numpy whole rows
         rows = slab.numpy()
         rows[targets.numpy()] = rows[sources.numpy()]
     else:

@@ -1,4 +1,4 @@
-"""The bundled model runner: a real hybrid model on CPU or CUDA (extra ``runner``)."""
+"""The bundled model runner: a hybrid model on CPU or CUDA (extra ``runner``)."""
 
 from __future__ import annotations
 

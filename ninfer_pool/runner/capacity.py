@@ -1,4 +1,4 @@
-"""How large the slab is, and what fits into it."""
+"""The size of the slab, and the tokens and conversations that fit into it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ninfer_pool.kernels import PAGE_TOKENS
 from ninfer_pool.runner.slab import SlabLayout
 
 CUDA_SHARE = 0.85
-"""Of a device's free memory, where no budget is given; the rest is for activations."""
+"""Default share of a CUDA device's free memory; the rest is for activations."""
 CPU_SHARE = 0.25
 MOST_ON_CPU = 4 << 30
-"""The same on a CPU, whose memory others use as well."""
+"""Default on a CPU, whose memory other programs use as well: this share, at most so many bytes."""
 TYPICAL_TOKENS = 8192
 TYPICAL_IMAGES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What a slab holds; a typical conversation is 8,192 tokens with three checkpoints."""
+    """The contents of a slab; a typical conversation is 8,192 tokens with three checkpoints."""
 
     num_pages: int
     page_bytes: int
@@ -33,7 +33,7 @@ class Capacity:
 
     @classmethod
     def of(cls, layout: SlabLayout, num_pages: int) -> Capacity:
-        """Return what ``num_pages`` of a layout hold."""
+        """Return the capacity of ``num_pages`` of a layout."""
         each = TYPICAL_TOKENS // PAGE_TOKENS + TYPICAL_IMAGES * layout.image_pages
         return cls(
             num_pages=num_pages,
@@ -53,9 +53,9 @@ class Capacity:
 
 
 def pages_for(layout: SlabLayout, budget: int | str | None, *, device: torch.device) -> int:
-    """Return how many pages a budget of bytes buys.
+    """Return how many pages fit a budget in bytes.
 
-    None: 85 % of what is free now on CUDA; on a CPU a quarter of it, at most 4 GiB.
+    None: 85 % of the memory now free on CUDA; a quarter of it on a CPU, at most 4 GiB.
 
     Raises:
         ConfigError: not a size, or too small for one lane and one saved state.

@@ -14,17 +14,18 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ninfer_pool.errors import ModelError, PromptError
+from ninfer_pool.runner.config import read_optional_json
 
 FILE, FILE_JSON, CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
 TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names that a message's reasoning is passed under; templates read the first."""
+"""Keys of a message's reasoning; templates read the first."""
 
 
 class ChatTemplate:
     """Turns messages into the text that a model continues.
 
-    ``variables`` are seen by the template besides what `render` is given: the special tokens.
+    ``variables``, the special tokens, are visible to the template next to `render`'s arguments.
 
     Raises:
         ModelError: a template that Jinja cannot parse.
@@ -47,12 +48,13 @@ class ChatTemplate:
     def load(cls, folder: str | Path) -> ChatTemplate | None:
         """Read the template of a Hugging Face folder, or return None where it has none."""
         folder = Path(folder)
-        config = _object(folder / CONFIG)
+        config = read_optional_json(folder, CONFIG)
         variables = {name: _text(config[name]) for name in TOKENS if config.get(name)}
         if (folder / FILE).is_file():
             source: object = (folder / FILE).read_text(encoding="utf-8")
         else:
-            source = _object(folder / FILE_JSON).get("chat_template", config.get("chat_template"))
+            own = read_optional_json(folder, FILE_JSON)
+            source = own.get("chat_template", config.get("chat_template"))
         if isinstance(source, list):  # several by name
             source = {each["name"]: each["template"] for each in source}.get("default")
         return cls(source, variables=variables) if isinstance(source, str) else None
@@ -68,14 +70,14 @@ class ChatTemplate:
         """Return the text of a conversation.
 
         Args:
-            messages: ``{"role": …, "content": …}`` and what else the template reads; keys whose
-                value is None are left out.
+            messages: ``{"role": …, "content": …}`` and further keys that the template reads;
+                keys whose value is None are left out.
             tools: JSON schemas of the tools that the model may call.
             add_generation_prompt: end with the beginning of the model's answer.
             arguments: further variables of the template, such as ``enable_thinking``.
 
         Raises:
-            PromptError: the template says no to the messages, or a value is no plain JSON.
+            PromptError: the template rejects the messages, or a value is no plain JSON.
         """
         seen = {
             **self.variables,
@@ -92,7 +94,7 @@ class ChatTemplate:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the model's own text for training; here it only encloses."""
+    """``{% generation %}`` marks the model's own text for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -112,7 +114,7 @@ def _message(message: object) -> dict[str, Any]:
 
 
 def _plain(value: Any, name: str) -> Any:
-    """Copy plain JSON, so that a template can neither change nor call what belongs to others."""
+    """Copy plain JSON, so that a template can neither change nor call the caller's objects."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
@@ -129,7 +131,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
-    """Jinja's own filter escapes HTML and sorts; a prompt must keep both as they are."""
+    """Return JSON in the given order; Jinja's own filter escapes HTML and sorts."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -145,18 +147,6 @@ def _raise(message: str) -> str:
 
 def _now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path.name}: {error}; needs a JSON object") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path.name}: {type(value).__name__}; needs a JSON object")
-    return value
 
 
 def _text(token: Any) -> str:

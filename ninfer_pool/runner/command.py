@@ -1,4 +1,4 @@
-"""`ninfer-pool generate`: rendered a model, watch the text come, see what was reused."""
+"""`ninfer-pool generate`: run a model on one prompt, print its text and the tokens reused."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def generate(args: argparse.Namespace) -> None:
     """Carry out one command line: text to stdout, all else to stderr.
 
     Raises:
-        PoolError: one line that says what is wrong; nothing was printed to stdout then.
-        KeyboardInterrupt: Ctrl-C; what was sequence is cancelled.
+        PoolError: one line with the fault; nothing was printed to stdout then.
+        KeyboardInterrupt: Ctrl-C; the running request is cancelled.
     """
     text = prompt_text(args.prompt)
     sampling = sampling_of(args)
@@ -48,7 +48,7 @@ def prompt_text(words: list[str]) -> str:
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise UsageError(f"PROMPT: {error.reason}; needs UTF-8") from None
     if not text.strip():
-        raise UsageError("PROMPT: empty; write what to say to the model")
+        raise UsageError("PROMPT: empty; write a text for the model")
     return text
 
 
@@ -91,22 +91,22 @@ def load(args: argparse.Namespace) -> Runner:
 
 
 def raw(runner: Runner, text: str) -> tuple[Prompt, str]:
-    """Return the text itself as a prompt, without a chat template; nothing opens its answer."""
+    """Return a prompt of the text itself, without a chat template, and no opening."""
     rendered = Rendered.raw(runner.tokenizer.encode(text))
     return runner.prompt(rendered.tokens, boundaries=rendered.boundaries), ""
 
 
 def chat(runner: Runner, text: str, args: argparse.Namespace) -> tuple[Prompt, str]:
-    """Return a question as the model's template writes it, its boundaries as a server's.
+    """Return the prompt that the model's template makes of a question, and the answer's opening.
 
-    And what opens the answer: thoughts that begin within the prompt end within the answer.
+    The opening is the tag of thoughts that begin in the prompt and end in the answer.
 
     Raises:
         UsageError: the model has no chat template.
-        PromptError: the template says no.
+        PromptError: the template rejects the question.
     """
     if runner.tokenizer.chat_template is None:
-        raise UsageError("--model: it has no chat template; ask with --raw")
+        raise UsageError("--model: it has no chat template; add --raw")
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     switches: dict[str, Any] = {} if args.thinking else {"enable_thinking": False}
     messages = [*system, {"role": "user", "content": text}]
@@ -129,7 +129,7 @@ def start(runner: Runner, prompt: Prompt, *, sampling: Sampling, max_tokens: int
 
 
 def answer(runner: Runner, sequence: Sequence, *, opening: str = "") -> None:
-    """Run one request, print its text as it comes and then what it took."""
+    """Run one request; print its text as it is generated, then its summary on stderr."""
     try:
         sys.stdout.write(opening)
         show(runner, sequence, sys.stdout)
@@ -140,7 +140,7 @@ def answer(runner: Runner, sequence: Sequence, *, opening: str = "") -> None:
 
 
 def show(runner: Runner, sequence: Sequence, out: TextIO) -> None:
-    """Write a request's text as it comes, stop tokens and halves of characters left out."""
+    """Write a request's text as it is generated, without stop tokens and partial characters."""
     stream, given = runner.tokenizer.stream(), 0
     try:
         for _ in steps(runner, sequence):
@@ -164,13 +164,13 @@ def steps(runner: Runner, sequence: Sequence) -> Iterator[None]:
 
 
 def summary(made: RequestOutput) -> str:
-    """Return what one request took and what it reused, in one line."""
+    """Return one line on a request: its tokens, the tokens reused, the times."""
     exact = ", exact" if made.exact and made.reused else ""
     parts = [
         f"{made.prompt_tokens} prompt tokens, {made.reused} reused ({made.reuse}{exact})",
         f"{len(made.tokens)} new tokens ({made.finish})",
         f"first after {1000 * made.first_token_seconds:.1f} ms, "
-        f"then {made.tokens_per_second:.1f} tokens a second",
+        f"then {made.tokens_per_second:.1f} tokens per second",
     ]
     if made.drafted:
         parts.append(f"{made.accepted} of {made.drafted} drafts accepted")

@@ -1,4 +1,4 @@
-"""What the forward pass needs to know of a model, read from its Hugging Face folder."""
+"""A model's sizes and constants, read from its Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ DENSE_TYPES = ("qwen3_5", "qwen3_5_text")
 MOE_TYPES = ("qwen3_5_moe", "qwen3_5_moe_text")
 MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, "qwen3_next")
 ROPE_TYPES = ("default", "mrope")
+SIZES = (
+    *("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
+    *("linear_value_head_dim", "linear_conv_kernel_dim", "max_position_embeddings"),
+)
+"""Fields that every model states as an int of 1 or more."""
 DEFAULT_SECTIONS = (11, 11, 10)
-"""Pairs of the rotary dimensions that turn with time, height and width, where nothing is said."""
+"""Default pairs of the rotary dimensions that turn with time, height and width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Sizes of a sparse layer: each token goes through ``per_token`` of ``count`` experts."""
+    """Sizes of a sparse layer: each token passes through ``per_token`` of ``count`` experts."""
 
     count: int
     per_token: int
@@ -35,8 +41,9 @@ class Experts:
 class ModelConfig:
     """Sizes and constants of one hybrid model, under the names of its ``config.json``.
 
-    ``sparse[i]`` says whether layer i has experts; ``sparse[-1]``, one past the layers, whether
-    the draft head's has. ``sections`` is None where rotary positions have one axis alone.
+    ``sparse[i]`` is True where layer i has experts; ``sparse[-1]``, one past the layers, where
+    the draft head's layer has. ``sections`` is None where rotary positions have one axis only.
+    A model's digest covers the repr of this class.
     """
 
     model_type: str
@@ -72,8 +79,7 @@ class ModelConfig:
                 is not supported; names the field, the value and what would be right.
         """
         whole = read_json(Path(folder), "config.json")
-        optional = Path(folder, "generation_config.json").is_file()
-        generation = read_json(Path(folder), "generation_config.json") if optional else {}
+        generation = read_optional_json(Path(folder), "generation_config.json")
         return cls.parse(whole, generation=generation)
 
     @classmethod
@@ -92,7 +98,7 @@ class ModelConfig:
         config = cls(
             model_type=model_type,
             layer_types=fields.layer_types(),
-            tie_word_embeddings=bool(whole.get("tie_word_embeddings", fields.tied())),
+            tie_word_embeddings=bool({**text, **whole}.get("tie_word_embeddings")),
             eos_token_ids=fields.eos_token_ids(),
             rms_norm_eps=fields.number("rms_norm_eps"),
             mtp_num_hidden_layers=fields.size("mtp_num_hidden_layers", default=0),
@@ -161,8 +167,17 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     return value
 
 
+def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
+    """Return the JSON object in ``folder / name``, empty where there is no such file.
+
+    Raises:
+        ModelError: a file that holds no JSON object.
+    """
+    return read_json(folder, name) if (folder / name).is_file() else {}
+
+
 class _Fields:
-    """Reads one field after the other, each checked, from a parsed ``config.json``."""
+    """Reads and checks the fields of a parsed ``config.json``."""
 
     def __init__(self, values: Mapping[str, Any], generation: Mapping[str, Any]) -> None:
         self.values = values
@@ -181,21 +196,8 @@ class _Fields:
         return _positive(name, self.values.get(name))
 
     def sizes(self, model_type: str) -> dict[str, Any]:
-        names = [
-            "vocab_size",
-            "hidden_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "linear_num_key_heads",
-            "linear_num_value_heads",
-            "linear_key_head_dim",
-            "linear_value_head_dim",
-            "linear_conv_kernel_dim",
-            "max_position_embeddings",
-        ]
-        sizes = {name: self.size(name) for name in names}
         dense = None if model_type not in MOE_TYPES else 0
+        sizes = {name: self.size(name) for name in SIZES}
         return {**sizes, "intermediate_size": self.size("intermediate_size", default=dense)}
 
     def layer_types(self) -> tuple[LayerType, ...]:
@@ -208,11 +210,8 @@ class _Fields:
             if kind not in LAYER_TYPES:
                 raise ModelError(f"layer_types: {kind!r}; needs one of {', '.join(LAYER_TYPES)}")
         if len(types) != layers:
-            raise ModelError(f"layer_types: {len(types)} of them; needs {layers}, one a layer")
+            raise ModelError(f"layer_types: {len(types)} of them; needs {layers}, one per layer")
         return tuple(types)
-
-    def tied(self) -> bool:
-        return bool(self.values.get("tie_word_embeddings", False))
 
     def eos_token_ids(self) -> tuple[int, ...]:
         found = self.generation.get("eos_token_id", self.values.get("eos_token_id"))
@@ -223,7 +222,7 @@ class _Fields:
         return tuple(ids)
 
     def rotary(self, model_type: str) -> dict[str, Any]:
-        """Read the rotary settings, which lie in one object or, in older folders, flat."""
+        """Read the rotary settings, nested in one object or, in older folders, flat."""
         nested = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
         kind = nested.get("rope_type", nested.get("type", "default"))
         if kind not in ROPE_TYPES:
@@ -243,7 +242,7 @@ class _Fields:
         return {"rope_theta": theta, "rotary_dim": dim, "sections": axes}
 
     def sparsity(self, model_type: str) -> dict[str, Any]:
-        """Which layers have experts; the draft head's layer counts as one past the last."""
+        """Return the experts' sizes and the layers with experts, the draft head's as the last."""
         layers = self.size("num_hidden_layers") + 1
         count = self.size("num_experts", default=0)
         if model_type in DENSE_TYPES or count == 0:
@@ -279,16 +278,14 @@ def _sections(value: object) -> tuple[int, ...]:
 
 
 def _check(config: ModelConfig, fields: _Fields) -> None:
-    """Raise `ModelError` where fields that are right alone do not fit together."""
+    """Raise `ModelError` where fields, each valid alone, do not fit together."""
     for heads, of in (
         ("num_attention_heads", "num_key_value_heads"),
         ("linear_num_value_heads", "linear_num_key_heads"),
     ):
-        if getattr(config, heads) % getattr(config, of):
-            raise ModelError(
-                f"{heads}: {getattr(config, heads)}; needs a multiple of {of} "
-                f"({getattr(config, of)})"
-            )
+        found, divisor = getattr(config, heads), getattr(config, of)
+        if found % divisor:
+            raise ModelError(f"{heads}: {found}; needs a multiple of {of} ({divisor})")
     if not config.num_attention_layers:
         raise ModelError("layer_types: no full_attention; needs one layer of it or more")
     if config.linear_conv_kernel_dim < 2:

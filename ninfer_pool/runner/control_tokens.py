@@ -1,9 +1,9 @@
-"""Text of a request stays text: what of a rendered prompt its author wrote, not the template.
+"""Text of a request stays text: control tokens in a prompt come from the template alone.
 
-A *mark* is a character that the request does not hold. It goes before a character of the request
-that could be part of a control token, says that the character next to it is the request's own,
-and is taken out again after rendering. A control token's string that holds a marked character is
-text, whether the request wrote all of it or the template completed it.
+A *mark* is a character that the request does not contain. It is inserted before each character of
+the request that could be part of a control token, and removed again after rendering. A control
+token's string with a marked character is text, whether the request wrote all of it or the template
+completed it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ninfer_pool.errors import PromptError
 from ninfer_pool.runner.encoder import NOTHING, RenderedText, any_of
 
 NONCHARACTERS = tuple(map(chr, itertools.chain(range(0xFDD0, 0xFDF0), (0xFFFE, 0xFFFF))))
-"""Characters that no text should hold, so that most requests leave the first of them free."""
+"""Characters that no text should contain, so that the first is free in most requests."""
 FIXED = ("role", "type")
-"""Keys whose values a template compares with its own words, or builds control tokens from."""
+"""Keys whose values a template compares with its own words, or turns into control tokens."""
 
 
 class ControlTokenGuard:
     """Marks the strings of a request.
 
-    ``controls`` are the strings of control tokens, ``headers`` further ones that only a template
-    may write, where they are whole.
+    ``controls`` are the strings of control tokens. ``headers`` are further strings that only a
+    template may write; of these only whole ones are marked.
     """
 
     def __init__(self, controls: Iterable[str], *, headers: Iterable[str] = ()) -> None:
@@ -53,10 +53,10 @@ class ControlTokenGuard:
         return mark, (self.marked(messages, mark), self.marked(tools, mark), named)
 
     def free_mark(self, *values: Any) -> str:
-        """Return a character that plain JSON does not hold.
+        """Return a character that plain JSON does not contain.
 
         Raises:
-            PromptError: it holds every noncharacter of the basic plane.
+            PromptError: it contains every noncharacter of the basic plane.
         """
         joined = "".join(itertools.chain.from_iterable(map(_strings, values)))
         for mark in NONCHARACTERS:
@@ -65,7 +65,7 @@ class ControlTokenGuard:
         raise PromptError("messages: every noncharacter from U+FDD0 on; needs text without them")
 
     def marked(self, value: Any, mark: str, *, key: str = "") -> Any:
-        """Return a copy of plain JSON, its strings and keys marked; all else as it is."""
+        """Return a copy of plain JSON with its strings and keys marked."""
         if isinstance(value, str):
             return self._mark(value, mark, free=key not in FIXED)
         if isinstance(value, Mapping):
@@ -87,16 +87,16 @@ class ControlTokenGuard:
         return mark.join([text[: own[0]], *parts])
 
     def _wholes(self, text: str) -> Iterator[int]:
-        """Where control tokens' strings begin, overlapping ones too."""
+        """Yield the beginnings of control tokens' strings, overlapping ones too."""
         found = self._whole.search(text)
         while found is not None:
             yield found.start() + _spaces(found[0])
             found = self._whole.search(text, found.start() + 1)
 
     def _edges(self, text: str, *, free: bool) -> Iterator[int]:
-        """Parts of control tokens at either end, where other text may complete them.
+        """Yield the beginnings of partial control tokens at either end, which text may complete.
 
-        The ends are those that are left when a template strips white space.
+        The ends are those that remain after a template strips white space.
         """
         size = self._longest
         if self._first.search(text if text[-1].isspace() else text[-size:]):
@@ -114,7 +114,7 @@ class ControlTokenGuard:
 
 
 def unmarked(text: str, mark: str) -> RenderedText:
-    """Take the marks out of a rendered prompt."""
+    """Remove the marks from a rendered prompt."""
     parts = text.split(mark)
     ends = itertools.accumulate(map(len, parts[:-1]))
     return RenderedText(text="".join(parts), own=tuple(ends))
@@ -125,7 +125,7 @@ def _one_of(characters: set[str]) -> re.Pattern[str]:
 
 
 def _spaces(text: str) -> int:
-    """How much white space a text begins with; 0 where it is nothing else."""
+    """Return the length of a text's leading white space; 0 where there is no other text."""
     return len(text) - len(text.lstrip()) if text.strip() else 0
 
 

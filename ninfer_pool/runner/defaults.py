@@ -1,4 +1,4 @@
-"""What a runner takes where nothing is said, and what it refuses."""
+"""Defaults of a runner's context and dtypes, and the values that it rejects."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ from ninfer_pool.errors import ConfigError, ModelError
 from ninfer_pool.runner.model import Model
 
 
-def context_of(model: Model, asked: int | None) -> int:
-    """Return the context window asked for; None: the model's own."""
+def context_of(model: Model, max_context: int | None) -> int:
+    """Return ``max_context`` in tokens; None: the model's own.
+
+    Raises:
+        ConfigError: outside of 1 to the model's own.
+    """
     most = model.config.max_position_embeddings
-    if asked is None:
-        return most
-    if type(asked) is not int or not 1 <= asked <= most:
-        raise ConfigError(f"max_context: {asked!r}; needs an int of 1 to the model's {most}")
-    return asked
+    context = most if max_context is None else max_context
+    if type(context) is not int or not 1 <= context <= most:
+        raise ConfigError(f"max_context: {context!r}; needs an int of 1 to the model's {most}")
+    return context
 
 
 def dtypes_of(device: torch.device, *, dtype: str | None, kv_dtype: str | None) -> tuple[str, str]:
-    """Return the model's dtype and its KV's, where None what suits the device."""
+    """Return the names of the model's dtype and of its KV's; None: the device's default.
+
+    Raises:
+        ModelError: bf16 on a device without it.
+    """
     cpu = device.type == "cpu"
     half = "bf16" if cpu or torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     dtype, kv_dtype = dtype or ("fp32" if cpu else half), kv_dtype or half

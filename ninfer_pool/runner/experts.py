@@ -15,9 +15,9 @@ from ninfer_pool.runner.layers import Mlp
 class SparseMlp:
     """Each row goes through ``per_token`` of E experts and through one that all share.
 
-    ``router`` (E + 1 and zeros up to a round number, hidden) lies the experts' rows, then the
-    shared one's gate; ``gate_up`` is (E, 2 I, hidden), ``down`` (E, hidden, I). Which experts run
-    is read back from the device, so a step with experts cannot be captured in a CUDA graph.
+    ``router`` (E + 1, padded to a round number, hidden) holds the experts' rows, then the shared
+    one's gate; ``gate_up`` is (E, 2 I, hidden), ``down`` (E, hidden, I). The chosen experts are
+    read back from the device, so a step with experts cannot be captured in a CUDA graph.
     """
 
     per_token: int
@@ -28,7 +28,7 @@ class SparseMlp:
     shared: Mlp
 
     def __call__(self, x: torch.Tensor, form: Form) -> torch.Tensor:
-        """Map (rows, hidden) to (rows, hidden); the sum over experts goes in fp32, in order."""
+        """Map (rows, hidden) to (rows, hidden), summing over experts in order, in fp32."""
         count = len(self.gate_up)
         scores = form.linear(x, self.router).float()
         weights, chosen = torch.softmax(scores[:, :count], -1).topk(self.per_token, -1)

@@ -1,4 +1,4 @@
-"""What a chat template writes around messages, found out by rendering, whatever the format."""
+"""The text that a chat template writes around messages, found by rendering a few of them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from ninfer_pool.runner.tokenizer import Tokenizer
 THINK, UNTHINK = "<think>", "</think>"
 SWITCHES: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": True}, {"enable_thinking": False})
 ANSWER = "2"
-"""What an assistant says in a conversation that is rendered to see what lies around it."""
+"""The assistant's text in the conversations that are rendered to find the text around it."""
 Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headers:
-    """Text that a template writes before a message.
+    """The text that a template writes before a message.
 
-    ``answer`` opens an assistant's message, here and in earlier turns; "" where nothing tells.
-    ``apart`` says that the conversation before it can be rendered without it. ``prologues`` are
-    what may follow it before the model's own text. ``question`` opens a user's message.
+    Attributes:
+        answer: opens an assistant's message, the last and earlier ones; "" where unknown.
+        apart: True where the conversation before an answer can be rendered without the header.
+        prologues: texts that may follow ``answer`` before the model's own text.
+        question: opens a user's message.
     """
 
     answer: str
@@ -35,7 +37,7 @@ class Headers:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, controls: re.Pattern[str]) -> Headers:
-        """Find a template's headers. It renders a few messages; call it once for each template."""
+        """Find a template's headers by a dozen renderings; call it once per template."""
         user = question_of("0")
         prompts = [
             _tried(tokenizer, [user], add_generation_prompt=True, **switches)
@@ -52,7 +54,7 @@ class Headers:
         answer = _common(tails).partition(THINK)[0]
         after = _after(tokenizer, bare)
         earlier = _common([answer, after])
-        if after.startswith(earlier + ANSWER):  # what the two share, and no less
+        if after.startswith(earlier + ANSWER):  # earlier turns open with the shared part alone
             answer = earlier
         prologues = {tail[len(answer) :] for tail in tails} - {""}
         return cls(
@@ -64,7 +66,7 @@ class Headers:
 
     @classmethod
     def _closing(cls, tokenizer: Tokenizer, controls: re.Pattern[str], prompt: str) -> Headers:
-        """For a template without a generation prompt: what ends a question opens the answer."""
+        """Find the headers of a template without generation prompt: a question's end is one."""
         other = _tried(tokenizer, [question_of("1")], add_generation_prompt=True) or prompt
         same = _common_end([prompt, other])
         answer, think, rest = same.partition(THINK)
@@ -80,7 +82,7 @@ def question_of(text: str) -> Message:
 
 
 def lead_of(render: Callable[[Sequence[Message]], str], system: Sequence[Message]) -> str | None:
-    """Return the text before the first question's content, or None where the template says no."""
+    """Return the text before the first question's content; None where the template rejects it."""
     try:
         return _common([render([*system, question_of(text)]) for text in "01"])
     except PromptError:
@@ -95,17 +97,17 @@ def _tried(tokenizer: Tokenizer, messages: Sequence[Message], **options: Any) ->
 
 
 def _after(tokenizer: Tokenizer, bare: str) -> str:
-    """What follows the first question where another one comes later."""
+    """Return the text after the first question of a conversation with a second one."""
     answer = {"role": "assistant", "content": ANSWER}
     text = _tried(tokenizer, [question_of("0"), answer, question_of("3")])
     return text[len(bare) :] if text is not None and text.startswith(bare) else ""
 
 
 def _question(tokenizer: Tokenizer) -> str:
-    """What opens a user's message: the text before a second question, less what ends an answer."""
-    told = [[question_of("0"), {"role": "assistant", "content": text}] for text in (ANSWER, "5")]
-    ends = [_tried(tokenizer, messages) for messages in told]
-    leads = [lead_of(tokenizer.render, messages) for messages in told]
+    """Return the text before a second question, less the end of the answer before it."""
+    turns = [[question_of("0"), {"role": "assistant", "content": text}] for text in (ANSWER, "5")]
+    ends = [_tried(tokenizer, messages) for messages in turns]
+    leads = [lead_of(tokenizer.render, messages) for messages in turns]
     end, lead = _common_end(ends), _common_end(leads)
     return lead[len(end) :] if lead.startswith(end) else ""
 
@@ -115,7 +117,7 @@ def _common_end(texts: Sequence[str | None]) -> str:
 
 
 def _common(texts: Sequence[str]) -> str:
-    """What all texts begin with; a few comparisons of whole slices, not one a character."""
+    """Return the longest common beginning, by O(log length) comparisons of whole slices."""
     return reduce(_common_of_two, texts)
 
 

@@ -1,8 +1,8 @@
 """The parts of a decoder layer, each in two forms: prefill of one lane, decode of many.
 
 Decode flattens B lanes × S steps to R rows. A row's bits may not depend on its place among the
-rows or on its neighbours, so every product is one over all R rows, and what rounds by place
-has a second form in `ninfer_pool.runner.forms`.
+rows or on its neighbours. So every product is one over all R rows, and functions whose rounding
+depends on the place have a second form in `ninfer_pool.runner.forms`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class FeedForward(Protocol):
     """The second half of a layer."""
 
     def __call__(self, x: torch.Tensor, form: Form) -> torch.Tensor:
-        """Map (rows, hidden) to (rows, hidden), each row for itself."""
+        """Map (rows, hidden) to (rows, hidden), each row independently."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mlp:
-    """SwiGLU: ``gate_up`` (2 I, hidden) lies gate first; ``down`` is (hidden, I)."""
+    """SwiGLU: ``gate_up`` (2 I, hidden) holds the gate first; ``down`` is (hidden, I)."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -61,10 +61,10 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullAttention:
-    """Gated attention over pages: q and k normed and turned, the result times sigmoid(gate).
+    """Gated attention over pages: q and k normed and rotated, the result times sigmoid(gate).
 
-    ``project`` (2 H D + 2 G D, hidden) lies q, k, v, gate; ``norm`` holds a factor (H + G, D) for
-    q and k together; ``out`` is (hidden, H D).
+    ``project`` (2 H D + 2 G D, hidden) holds q, k, v, gate in this order; ``norm`` has a factor
+    (H + G, D) for q and k together; ``out`` is (hidden, H D).
     """
 
     heads: int
@@ -76,7 +76,7 @@ class FullAttention:
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by."""
+        """The factor of the scores."""
         return float(self.head_dim**-0.5)
 
     def inputs(
@@ -93,7 +93,7 @@ class FullAttention:
     def write(
         self, x: torch.Tensor, *, angles: Angles, cache: KVPages, slots: torch.Tensor, form: Form
     ) -> None:
-        """Write K and V of x (rows, hidden) and compute nothing else."""
+        """Write K and V of x (rows, hidden) to their slots; return nothing."""
         begin, rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
         both = form.linear(x, self.project[begin : begin + 2 * rows])
         k, v = torch.unflatten(both, -1, (2, self.kv_heads, self.head_dim)).unbind(1)
@@ -101,7 +101,7 @@ class FullAttention:
         kernels.append_kv(cache, rotate(norm.scale(k), angles).to(x.dtype), v, slots)
 
     def finish(self, seen: torch.Tensor, gate: torch.Tensor, form: Form) -> torch.Tensor:
-        """Map what was seen (rows, H, D) to (rows, hidden)."""
+        """Map attention's result (rows, H, D) and gate (rows, H D) to (rows, hidden)."""
         gated = form.sigmoid(gate).mul_(seen.flatten(1)).to(seen.dtype)
         return form.linear(gated, self.out)
 
@@ -143,7 +143,7 @@ class FullAttention:
 class LinearAttention:
     """Gated DeltaNet: projections, causal convolution, delta rule, gated norm.
 
-    ``project`` lies q, k, v (C rows together), z (Hv Dv), b, a (Hv each), and rows of zeros up
+    ``project`` holds q, k, v (C rows together), z (Hv Dv), b, a (Hv each), and rows of zeros up
     to a round number; ``conv`` is (C, W); ``rate`` is -exp(A_log) and ``bias`` dt_bias, fp32 (Hv,).
     """
 
@@ -200,8 +200,8 @@ class LinearAttention:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Run S steps of B lanes: x (B S, hidden) -> (B S, hidden), and the states after each.
 
-        From ``recurrent`` (B, Hv, Dk, Dv) and ``conv`` (B, C, W - 1), not changed, to
-        (B, S, Hv, Dk, Dv) and (B, S, C, W - 1).
+        ``recurrent`` (B, Hv, Dk, Dv) and ``conv`` (B, C, W - 1) are not changed. The states
+        after each step are (B, S, Hv, Dk, Dv) and (B, S, C, W - 1).
         """
         lanes = (len(recurrent), -1)
         qkv, z, g, beta = self.inputs(x, ROWS)
@@ -221,6 +221,6 @@ class Layer:
     feed_forward: FeedForward
 
     def add(self, x: torch.Tensor, attended: torch.Tensor, form: Form) -> torch.Tensor:
-        """Return the layer's output from its input and what attention made of it."""
+        """Return the layer's output from its input and attention's output, all (rows, hidden)."""
         x = x + attended
         return x + self.feed_forward(self.between(x), form)

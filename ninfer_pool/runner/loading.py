@@ -1,4 +1,4 @@
-"""Loading a model for a command line: what a person gets wrong is said in one line."""
+"""Loading a model for a command line: errors name the option and fit one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIONS = {
         *("host_budget", "disk_dir", "disk_budget"),
     )
 } | {"grid": "--prefill-chunk"}
-"""The option of each field that a command line sets, as a complaint begins with it."""
+"""The option of each field that a command line sets."""
 
 
 def load_runner(model: str | None, *, kv_budget: str | None, device: str, **options: Any) -> Runner:
@@ -36,15 +36,15 @@ def load_runner(model: str | None, *, kv_budget: str | None, device: str, **opti
                 model or TINY, device=device, kv_budget=kv_budget, **options
             )
     except (MemoryError, RuntimeError) as error:
-        if "memory" not in str(error):  # what cannot be allocated; all else is our own bug
+        if "memory" not in str(error):  # any other text is our own bug
             raise
-        budget = kv_budget or "what is free"
+        budget = kv_budget or "the default budget"
         raise UsageError(f"--kv-budget: no memory for the model and {budget}; give less") from None
 
 
 @contextmanager
 def options_named() -> Iterator[None]:
-    """Let what is refused name the option that a person typed, not the field that it set."""
+    """Replace the field at the start of a `PoolError` by its command line option."""
     try:
         yield
     except PoolError as error:
@@ -55,7 +55,7 @@ def options_named() -> Iterator[None]:
 
 
 def check_device(name: str) -> None:
-    """Refuse a device that is not here.
+    """Reject a device that this machine does not have.
 
     Raises:
         UsageError: neither the CPU nor a CUDA device of this machine.
@@ -67,7 +67,7 @@ def check_device(name: str) -> None:
     if device is None or device.type not in ("cpu", "cuda"):
         raise UsageError(f"--device: {name!r}; needs cpu, cuda or cuda:N")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a driver that is too old warns and is then not there
+        warnings.simplefilter("ignore")  # a driver that is too old warns and is then unavailable
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
         raise UsageError(f"--device: {name!r}; this machine has {count} CUDA devices for torch")

@@ -25,11 +25,11 @@ from ninfer_pool.runner.weights import Weights
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 EmbeddingSpan = tuple[int, int, torch.Tensor]
-"""Rows [begin, end) of a call's tokens and the embeddings (end - begin, hidden) to put there."""
+"""Rows [begin, end) of a call's tokens, and their embeddings (end - begin, hidden)."""
 
 
 class Steps(NamedTuple):
-    """What a decode call leaves: for each linear layer the state after each of S steps.
+    """The states after a decode call: of each linear layer, after each of S steps.
 
     ``recurrent[l]`` is (B, S, Hv, Dk, Dv) fp32, ``conv[l]`` (B, S, C, W - 1).
     """
@@ -50,16 +50,15 @@ class Steps(NamedTuple):
 
 
 def digest_of(config: ModelConfig, weights: Weights) -> str:
-    """Return a digest of the weights and of all that the forward pass takes from the config."""
+    """Return a digest of the weights and of the config's fields."""
     return hashlib.sha256(f"{weights.digest()} {config!r}".encode()).hexdigest()
 
 
 class Model:
     """A hybrid model's weights and its forward pass; keeps no state between calls.
 
-    T tokens, B lanes, S steps a lane in one call, R = B S rows. Rows of one decode call do not
-    see each other but through their lane: a row's bits depend on its own lane alone, given R.
-    ``draft_head`` is None where the folder holds none.
+    T tokens, B lanes, S steps per lane in one call, R = B S rows. A row's bits depend on its own
+    lane alone, given R. ``draft_head`` is None where the folder holds none.
     """
 
     def __init__(self, config: ModelConfig, parts: Parts, *, digest: str = "") -> None:
@@ -83,8 +82,8 @@ class Model:
         """Read a Hugging Face folder: ``config.json`` and ``*.safetensors``.
 
         Raises:
-            ModelError: not such a folder, an architecture or dtype that is not supported, or
-                tensors unknown, missing or of another shape, which it lists.
+            ModelError: not such a folder, an architecture or dtype that is not supported, or a
+                list of tensors that are unknown, missing or of another shape.
         """
         if dtype not in DTYPES:
             raise ModelError(f"dtype: {dtype!r}; needs one of {', '.join(DTYPES)}")
@@ -94,7 +93,7 @@ class Model:
         return cls(config, parts, digest=digest_of(config, weights))
 
     def embed(self, tokens: torch.Tensor, *, spans: Sequence[EmbeddingSpan] = ()) -> torch.Tensor:
-        """Return the embeddings (T, hidden) of tokens, int64 (T,), those of spans put in place.
+        """Return the embeddings (T, hidden) of tokens, int64 (T,), with those of spans in place.
 
         Raises:
             PromptError: a span out of range, or embeddings of another shape or dtype.
@@ -107,7 +106,7 @@ class Model:
 
     def _check_span(self, begin: int, end: int, embeddings: torch.Tensor, tokens: int) -> None:
         if not 0 <= begin < end <= tokens:
-            raise PromptError(f"span: [{begin}, {end}); needs to lie within [0, {tokens})")
+            raise PromptError(f"span: [{begin}, {end}); needs rows within [0, {tokens})")
         shape, needed = tuple(embeddings.shape), (end - begin, self.config.hidden_size)
         if shape != needed:
             raise PromptError(f"embeddings of span [{begin}, {end}): {shape}; needs {needed}")

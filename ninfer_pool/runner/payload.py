@@ -1,4 +1,4 @@
-"""The store's pages as bytes, for tiers and files."""
+"""The slab's pages as bytes, for tiers and files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from ninfer_pool.tiers.payload import copy_rows, rows_of
 class SlabPayload:
     """A `Payload` over a `Slab`.
 
-    On a CPU the pages themselves are handed out. On CUDA copies run on the current stream, so
-    after what was computed and before what will be, and host memory is pinned.
+    On a CPU rows are views of the pages. On CUDA host memory is pinned, and copies run on the
+    current stream: after the work already queued there and before any later work.
     """
 
-    def __init__(self, store: Slab) -> None:
-        self._slab = store.slab
-        self._cuda = store.device.type == "cuda"
-        self._array = None if self._cuda else store.slab.numpy()
-        layout = store.layout
+    def __init__(self, slab: Slab) -> None:
+        self._pages = slab.pages
+        self._array = None if slab.pages.is_cuda else slab.pages.numpy()
+        layout = slab.layout
         page = ",".join(map(_name, layout.page))
         image = ",".join(map(_name, layout.image))
         self._layout = f"ninfer-1;{layout.kv_dtype};page:{page};image:{image}"
@@ -34,7 +33,7 @@ class SlabPayload:
 
     @property
     def layout(self) -> str:
-        """Every tensor in a page and in an image: where, what type, what shape."""
+        """The offset, dtype and shape of every tensor in a page and in an image."""
         return self._layout
 
     @property
@@ -48,8 +47,8 @@ class SlabPayload:
             copy_rows(rows_of(self._array, pages), rows)
             return
         for page, row in zip(pages, rows, strict=True):
-            torch.from_numpy(row).copy_(self._slab[page], non_blocking=True)
-        torch.cuda.current_stream(self._slab.device).synchronize()
+            torch.from_numpy(row).copy_(self._pages[page], non_blocking=True)
+        torch.cuda.current_stream(self._pages.device).synchronize()
 
     def write(self, pages: Sequence[int], rows: Sequence[Row]) -> None:
         """Copy host memory to pages."""
@@ -57,22 +56,22 @@ class SlabPayload:
             copy_rows(rows, rows_of(self._array, pages))
             return
         for page, row in zip(pages, rows, strict=True):
-            self._slab[page].copy_(torch.from_numpy(row), non_blocking=True)
-        torch.cuda.current_stream(self._slab.device).synchronize()
+            self._pages[page].copy_(torch.from_numpy(row), non_blocking=True)
+        torch.cuda.current_stream(self._pages.device).synchronize()
 
     def views(self, pages: Sequence[int]) -> Sequence[Row] | None:
         """Return the pages themselves; None on CUDA."""
         return None if self._array is None else rows_of(self._array, pages)
 
     def allocate(self, num_pages: int) -> npt.NDArray[np.uint8]:
-        """Return host memory, pinned on CUDA."""
-        shape = (num_pages, self._slab.shape[1])
-        if self._cuda:
-            pinned: npt.NDArray[np.uint8] = torch.empty(
-                shape, dtype=torch.uint8, pin_memory=True
-            ).numpy()
-            return pinned
-        return np.empty(shape, dtype=np.uint8)
+        """Return host memory, uint8 (num_pages, page_bytes), pinned on CUDA."""
+        shape = (num_pages, self._pages.shape[1])
+        if self._array is not None:
+            return np.empty(shape, dtype=np.uint8)
+        pinned: npt.NDArray[np.uint8] = torch.empty(
+            shape, dtype=torch.uint8, pin_memory=True
+        ).numpy()
+        return pinned
 
 
 def _name(region: Region) -> str:

@@ -17,11 +17,11 @@ class Angles(NamedTuple):
 
 
 class Rotary:
-    """Turns positions into angles, and q and k by them.
+    """Turns positions into angles.
 
-    Pair j of the rotary dimensions turns with ``theta ** (-2j / rotary_dim)`` times the position
-    on the pair's axis: the axes time, height and width alternate, each for as many pairs as its
-    section says, and the rest turn with time (the interleaved three-axis form of Qwen3-VL).
+    Pair j of the rotary dimensions turns by ``theta ** (-2j / rotary_dim)`` times the position
+    on its axis. The axes time, height and width alternate, each for the pairs of its section.
+    The remaining pairs turn with time (the interleaved three-axis form of Qwen3-VL).
     """
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:

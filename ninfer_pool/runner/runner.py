@@ -88,9 +88,9 @@ class Runner:
         if config.page_tokens != PAGE_TOKENS:
             raise ConfigError(f"page_tokens: {config.page_tokens}; needs {PAGE_TOKENS}")
         self._tokenizer = tokenizer
-        self.store = Slab(layout, num_pages=num_pages, lanes=lanes, device=model.device)
+        self.slab = Slab(layout, num_pages=num_pages, lanes=lanes, device=model.device)
         self.pool = PrefixPool(config)
-        self.executor = Executor(model, self.store, draft_tokens=draft_tokens)
+        self.executor = Executor(model, self.slab, draft_tokens=draft_tokens)
         self.namespace = Namespace(
             weights=f"sha256:{model.digest}",
             kv_dtype=f"{kv_dtype},{str(model.dtype).removeprefix('torch.')}",
@@ -99,7 +99,7 @@ class Runner:
             rank=rank,
             world_size=world_size,
         )
-        payload = SlabPayload(self.store)
+        payload = SlabPayload(self.slab)
         self.tiers = open_tiers(self.pool, payload, namespace=self.namespace, **tiers)
         self.limits = Limits(
             namespace=self.namespace,
@@ -181,7 +181,7 @@ class Runner:
     @property
     def capacity(self) -> Capacity:
         """What fits into the slab, as a person reads it."""
-        return Capacity.of(self.store.layout, self.pool.config.num_pages)
+        return Capacity.of(self.slab.layout, self.pool.config.num_pages)
 
     def prompt(self, text: str | Iterable[int], *, salt: str | None = None, **parts: Any) -> Prompt:
         """Return a `Prompt` of this runner's namespace; ``parts`` as `Prompt` takes them."""
@@ -268,7 +268,7 @@ class Runner:
                 request=request,
                 lease=lease,
                 sampler=Sampler(request.sampling, prompt=request.prompt.tokens),
-                table=self.store.ids(lease.pages.tolist()),
+                table=self.slab.ids(lease.pages.tolist()),
                 chunks=lease.chunks(),
                 axes=request.media.rotary_offset(request.prompt),
             )
@@ -281,13 +281,13 @@ class Runner:
     def _restored(self, lease: Lease) -> bool:
         """Restore a lease's lane; False where that failed and its source is quarantined."""
         try:
-            self.store.execute(lease.restore())
+            self.slab.execute(lease.restore())
         except BaseException as error:
             if not lease.start or not isinstance(error, (RuntimeError, IndexError)):
                 lease.release()
                 raise
             lease.quarantine()
-            self.store.execute([ResetLane(lease.lane)])
+            self.slab.execute([ResetLane(lease.lane)])
             return False
         return True
 
@@ -305,7 +305,7 @@ class Runner:
             sequence.emit(sequence.sampler.accept(logits[None], []))
             sequence.ready = True
             return
-        tokens, device = request.prompt.tokens[chunk.begin : chunk.end], self.store.device
+        tokens, device = request.prompt.tokens[chunk.begin : chunk.end], self.slab.device
         hidden = self.executor.prefill(
             sequence.lane,
             torch.from_numpy(tokens.astype(np.int64)).to(device),
@@ -326,10 +326,10 @@ class Runner:
         tokens, rates = chunk.end - chunk.begin, self.tiers.rates
         if not self.tiers.shelves or tokens < RATED_TOKENS:
             return
-        if self.store.device.type == "cuda":
+        if self.slab.device.type == "cuda":
             if rates.prefill_tokens_s is not None:
                 return
-            torch.cuda.synchronize(self.store.device)
+            torch.cuda.synchronize(self.slab.device)
         rates.note_prefill(tokens, time.perf_counter() - began)
 
     def decode(self, sequences: Iterable[Sequence]) -> None:
@@ -366,7 +366,7 @@ class Runner:
         """Take a checkpoint; where its image cannot be written, nothing is retained (G11)."""
         operations = lease.checkpoint(kind, position=lease.frontier)
         try:
-            self.store.execute(operations)
+            self.slab.execute(operations)
         except BaseException:
             lease.release()
             raise

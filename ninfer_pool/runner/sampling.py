@@ -1,11 +1,11 @@
 """How one sequence's next tokens are chosen: greedily, or drawn from a processed distribution.
 
-Logits pass, in the order of transformers and of vLLM's engine of old: penalties (repetition, then
-presence and frequency), temperature, top_k, top_p, min_p; each filter sees what those before it
-left, renormalised. Where values tie at a limit, the lowest ids stay.
+Logits pass through penalties (repetition, then presence and frequency), temperature, top_k,
+top_p, min_p: the order of transformers. Each filter takes the result of the one before it,
+renormalised. Where values tie at a limit, the lowest ids stay.
 
 Drafts are verified by speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al.,
-arXiv 2302.01318), which leaves the distribution of the output as it is without drafts.
+arXiv 2302.01318), which does not change the distribution of the output.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _WANTED = {"top_p": "above 0 and at most 1"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a request wants its tokens chosen.
+    """A request's sampling parameters.
 
     Args:
-        temperature: what logits are divided by, 0 to 1e6; 0: greedy, whatever the filters say.
+        temperature: divisor of the logits, 0 to 1e6; 0: greedy, whatever the filters.
         top_k: only this many of the likeliest tokens stay; 0: all.
         top_p: only the likeliest tokens that together reach this probability, above 0, stay.
         min_p: only tokens at least this fraction as likely as the likeliest, 0 to 1, stay.
         repetition_penalty: divides positive and multiplies other logits of tokens in the prompt
             or generated, 1e-6 to 1e6; 1: off.
-        presence_penalty: taken from the logits of tokens generated, -2 to 2.
-        frequency_penalty: taken from them once for each time generated, -2 to 2.
-        seed: an int64 that the draws repeat with; None: a fresh random one.
+        presence_penalty: subtracted from the logits of tokens generated, -2 to 2.
+        frequency_penalty: subtracted from them once for each time generated, -2 to 2.
+        seed: an int64; equal seeds give equal draws; None: a random one.
 
     Raises:
         PromptError: names the field, its value and what would be right.
@@ -84,11 +84,11 @@ class Sampling:
 class Sampler:
     """Chooses the tokens of one running sequence.
 
-    Draws depend on the seed and the logits alone, whatever device these are on: one generator on
-    the CPU gives one number for each draft made, each draft verified and each token drawn.
+    Draws depend on the seed and the logits alone, on every device: one generator on the CPU
+    gives one number for each draft made, each draft verified and each token drawn.
 
     Args:
-        sampling: what the request wants.
+        sampling: the request's parameters.
         prompt: its token ids, for the repetition penalty.
     """
 
@@ -113,7 +113,7 @@ class Sampler:
         return self._sampling.temperature == 0
 
     def note(self, tokens: Sequence[int]) -> None:
-        """Count tokens that were emitted; drafts that were never verified are forgotten."""
+        """Count emitted tokens, and discard drafts that were never verified."""
         self._generated.update(tokens)
         self._proposals.clear()
 
@@ -138,7 +138,7 @@ class Sampler:
     def draft(self, logits: torch.Tensor, before: Sequence[int]) -> int:
         """Propose the token after those noted and ``before``, this round's earlier drafts.
 
-        ``logits`` (vocab,) are a draft head's. What it was drawn from is remembered for `accept`.
+        ``logits`` (vocab,) are a draft head's. `accept` uses the distribution drawn from here.
 
         Raises:
             ModelError: as `distribution` does.
@@ -154,10 +154,9 @@ class Sampler:
         """Verify a round's drafts and return those accepted and one token more.
 
         Row i of ``logits`` (k + 1, vocab) is the model's, after the tokens noted and i of the k
-        drafts. Rows after the first draft rejected are not looked at. Drafts that `draft` did not
-        make after just these drafts are taken as they are, as a proposal of that one token, which
-        is exact wherever they come from. Where `draft` was called, whether its token is handed in
-        may depend on the drafts before it, but not on that token.
+        drafts. Rows after the first draft rejected are not read. A draft from another source than
+        `draft` counts as a proposal of that one token, which is exact for every source. Whether a
+        token of `draft` is passed here may depend on the drafts before it, but not on that token.
 
         Raises:
             ModelError: as `distribution` does.
@@ -186,7 +185,7 @@ class Sampler:
         return accepted
 
     def _best(self, logits: torch.Tensor, befores: Sequence[Sequence[int]]) -> Iterator[int]:
-        """Yield each row's likeliest token; a row that nobody asks for may hold anything."""
+        """Yield each row's likeliest token; a row that is not consumed may hold anything."""
         if self._sampling.penalises:
             rows = zip(logits, befores, strict=True)
             yield from (int(self._scores(row, before).argmax()) for row, before in rows)
@@ -198,7 +197,7 @@ class Sampler:
             yield token
 
     def _scores(self, logits: torch.Tensor, before: Sequence[int]) -> torch.Tensor:
-        """Return checked logits less their penalties, fp64 on the CPU: nothing overflows there."""
+        """Return checked logits less their penalties, in fp64 on the CPU, where none overflows."""
         scores = logits.to("cpu", torch.float64)
         _check_highest(float(scores.max()))
         if not self._sampling.penalises:
@@ -291,12 +290,12 @@ def _one_hot(token: int, *, like: torch.Tensor) -> torch.Tensor:
 
 
 def _accepts(uniform: float, *, p: float, q: float) -> bool:
-    """Return whether a draft that had probability q is kept, as happens with min(1, p / q)."""
+    """Return whether a draft of probability q is accepted, which has probability min(1, p / q)."""
     return uniform * q < p
 
 
 def _residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return the weights (vocab,) that are drawn from after a rejection: max(p - q, 0)."""
+    """Return the weights (vocab,) to draw from after a rejection: max(p - q, 0)."""
     rest = (p - q).clamp(min=0)
-    # Equal but for rounding: then only rounding rejected, and p is as good.
+    # Equal except for rounding: the draft was rejected by rounding alone, and p is as good.
     return rest if rest.any() else p

@@ -80,7 +80,7 @@ class Tokenizer:
         return text
 
     def stream(self, *, skip_special: bool = True) -> TextStream:
-        """Return a `TextStream`, which decodes tokens as they come."""
+        """Return a `TextStream`, which decodes one token at a time."""
         return TextStream(self, self._inner, skip_special=skip_special)
 
     def render(
@@ -95,7 +95,7 @@ class Tokenizer:
 
         Raises:
             ModelError: the folder has no chat template.
-            PromptError: the template says no to the messages.
+            PromptError: the template rejects the messages.
         """
         if self.chat_template is None:
             raise ModelError("chat_template: none; needs a folder with chat_template.jinja")
@@ -105,9 +105,9 @@ class Tokenizer:
 
 
 class TextStream:
-    """Decodes tokens one after the other and never cuts a character in two.
+    """Decodes tokens one after the other and never splits a character.
 
-    What `push` and `finish` return, joined, is what `Tokenizer.decode` makes of all tokens.
+    The results of `push` and `finish`, joined, equal `Tokenizer.decode` of all tokens.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class TextStream:
         self._sent = 0
 
     def push(self, token: int) -> str:
-        """Take one token and return the text that is sure by now, often empty."""
+        """Add one token and return the text that no later token can change, often empty."""
         self._tokens.append(token)
         text = self._stream.step(self._inner, token) or ""
         self._sent += len(text)
         return text
 
     def finish(self) -> str:
-        """Return what was held back: the bytes of a character that never became whole."""
+        """Return the held-back text: the bytes of a character that never became whole."""
         whole = self._tokenizer.decode(self._tokens, skip_special=self._skip_special)
         rest = whole[self._sent :]
         self._sent = len(whole)

@@ -1,4 +1,4 @@
-"""A model's tensors as they lie in its folder's ``*.safetensors``, under their published names."""
+"""A model's tensors in its folder's ``*.safetensors``, under their published names."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Shape = tuple[int, ...]
 
 
 class Weights:
-    """The tensors of one folder, read when asked for.
+    """The tensors of one folder, each read by `get`.
 
-    Names are those of a text model: the longer prefix that multimodal folders use is taken off,
-    their vision tower left out.
+    Names are those of a text model: the longer prefix of multimodal folders is removed, and
+    their vision tower is left out.
     """
 
     def __init__(self, files: Mapping[str, Path]) -> None:
@@ -71,7 +71,11 @@ class Weights:
         return tuple(found.get_shape()), found.get_dtype()
 
     def check(self, expected: Mapping[str, Shape], *, optional: Iterable[str] = ()) -> None:
-        """Raise `ModelError` that lists what is missing, unknown, or of another shape or dtype."""
+        """Check the folder's tensors against ``expected`` shapes.
+
+        Raises:
+            ModelError: lists the tensors that are missing, unknown, or of another shape or dtype.
+        """
         faults = [f"{name} missing" for name in sorted(set(expected) - self.names)]
         faults += [f"{name} unknown" for name in sorted(self.names - set(expected) - set(optional))]
         for name in sorted(self.names & set(expected)):
@@ -88,7 +92,7 @@ class Weights:
     def digest(self) -> str:
         """Return the SHA-256 of all tensors' names, dtypes, shapes and bytes, in order of name.
 
-        Vision tensors count, how the tensors are spread over files does not. Reads every byte.
+        It covers vision tensors, and not how the tensors are spread over files. Reads every byte.
         """
         whole = hashlib.sha256()
         for name in sorted(self._files):
@@ -99,7 +103,7 @@ class Weights:
 
 
 def _text_name(name: str, names: Container[str]) -> str:
-    """Return the name without what multimodal folders add, where that names nothing else."""
+    """Return the name without the prefix of multimodal folders, unless that is another tensor's."""
     long, short = TEXT_PREFIXES
     plain = short + name.removeprefix(long)
     return plain if name.startswith(long) and plain not in names else name
@@ -125,7 +129,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _confirm(folder: Path, listed: dict[str, Path]) -> dict[str, Path]:
-    """Return ``listed`` if every shard is there and holds just what the index says."""
+    """Return ``listed`` if every shard exists and holds exactly the tensors of the index."""
     absent = sorted({path.name for path in listed.values() if not path.is_file()})
     if absent:
         raise ModelError(f"model: {str(folder)!r} lacks {', '.join(absent[:LISTED])}")

@@ -205,7 +205,7 @@ def print_start(service: Service, listener: socket.socket, args: argparse.Namesp
 
 def tier_line(runner: Runner, tier: TierStats, folder: Path | None) -> str:
     """Return a line for a tier below the device: its capacity, and the entries found in it."""
-    layout, size = runner.store.layout, format_bytes(tier.budget_bytes)
+    layout, size = runner.slab.layout, format_bytes(tier.budget_bytes)
     capacity = Capacity.of(layout, tier.budget_bytes // layout.page_bytes)
     holds = f"{size}: {capacity.tokens:,} tokens of KV, or {capacity.conversations:,} conversations"
     place = f"{tier.tier} tier" if tier.tier != "disk" else f"disk tier {folder}"

@@ -138,7 +138,7 @@ def test_gate_refuses_a_resumed_run_that_says_something_else(
 def test_gate_refuses_an_image_that_does_not_come_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout = bench.runner().store.layout
+    layout = bench.runner().slab.layout
     store = Slab(layout, num_pages=layout.image_pages, lanes=1)
     pages = tuple(range(layout.image_pages))
     bench_runner.check_image(store, pages)

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from ninfer_pool.runner.assemble import DRAFT_LAYER, HEAD, expected_tensors
 from ninfer_pool.runner.config import ModelConfig
 from ninfer_pool.runner.model import Model
-from ninfer_pool.runner.tensors import DRAFT_LAYER, HEAD, expected_tensors
 
 SMALL: dict[str, Any] = {
     "model_type": "qwen3_5_text",

@@ -241,9 +241,9 @@ def test_a_hundred_resumes_leave_an_entry_as_it_was(kind: dict[str, str]) -> Non
         [*mark.kv_pages(64).tolist(), *retained.ledger.pages_of_image(mark.image).tolist()]
         for mark in marks
     ]
-    before = [runner.store.slab[ids] for ids in pages]
+    before = [runner.slab.pages[ids] for ids in pages]
     guard = retained.ledger.take(4).tolist()  # as if another lease had them
-    runner.store.slab[guard] = 0x5A
+    runner.slab.pages[guard] = 0x5A
     for number in range(100):
         own = [*tokens, 1 + number, 2, 3]
         running, _ = begin(runner, own, boundaries, max_tokens=3, retain=False)
@@ -254,9 +254,9 @@ def test_a_hundred_resumes_leave_an_entry_as_it_was(kind: dict[str, str]) -> Non
             runner.decode([running])
         runner.cancel(running)
     assert all(
-        torch.equal(old, runner.store.slab[ids]) for old, ids in zip(before, pages, strict=True)
+        torch.equal(old, runner.slab.pages[ids]) for old, ids in zip(before, pages, strict=True)
     )
-    assert (runner.store.slab[guard] == 0x5A).all()
+    assert (runner.slab.pages[guard] == 0x5A).all()
 
 
 def test_a_cancelled_prefill_is_resumed_from_the_checkpoints_it_crossed(

@@ -326,7 +326,7 @@ def test_media_embeddings_take_the_place_of_their_tokens() -> None:
         (3, 7, torch.zeros(3, 64), r"embeddings of span \[3, 7\): \(3, 64\); needs \(4, 64\)"),
         (3, 7, torch.zeros(4, 63), r"\(4, 63\); needs \(4, 64\)"),
         (3, 7, torch.zeros(4, 64).half(), r"torch.float16; needs the model's torch.float32"),
-        (18, 21, torch.zeros(3, 64), r"span: \[18, 21\); needs to lie within \[0, 20\)"),
+        (18, 21, torch.zeros(3, 64), r"span: \[18, 21\); needs rows within \[0, 20\)"),
         (5, 5, torch.zeros(0, 64), r"span: \[5, 5\)"),
         (-1, 1, torch.zeros(2, 64), r"span: \[-1, 1\)"),
     ],

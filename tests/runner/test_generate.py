@@ -298,7 +298,7 @@ def test_a_folder_without_template_is_told_of_raw(run: Terminal, tmp_path: Path)
     shutil.copytree(TINY, tmp_path / "plain")
     (tmp_path / "plain" / "chat_template.jinja").unlink()
     words = ["Good morning.", *SMALL, "--model", str(tmp_path / "plain")]
-    assert "it has no chat template; ask with --raw" in complaint(run(*words))
+    assert "it has no chat template; add --raw" in complaint(run(*words))
     assert run("--raw", *words).code == 0
 
 

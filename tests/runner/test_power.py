@@ -27,12 +27,12 @@ Damage = Callable[[Runner, Sequence], None]
 
 def recurrent_zeroed(runner: Runner, sequence: Sequence) -> None:
     """The recurrent state was not loaded."""
-    runner.store.state(sequence.lane).recurrent.zero_()
+    runner.slab.state(sequence.lane).recurrent.zero_()
 
 
 def convolution_zeroed(runner: Runner, sequence: Sequence) -> None:
     """The convolution's columns were not loaded."""
-    runner.store.state(sequence.lane).conv.zero_()
+    runner.slab.state(sequence.lane).conv.zero_()
 
 
 def anothers_state(runner: Runner, sequence: Sequence) -> None:
@@ -50,7 +50,7 @@ def _load(runner: Runner, sequence: Sequence, tokens: list[int]) -> None:
     donor, _ = begin(donors, tokens, [(len(tokens), "turn")])
     while not donor.ready:
         donors.prefill(donor)
-    state, mine = donors.store.state(0), runner.store.state(sequence.lane)
+    state, mine = donors.slab.state(0), runner.slab.state(sequence.lane)
     mine.recurrent.copy_(state.recurrent)
     mine.conv.copy_(state.conv)
 
@@ -108,6 +108,6 @@ def test_a_zeroed_hidden_tail_shows() -> None:
     sequence, _ = begin(runner, STEM, [(150, "turn")], max_tokens=1)
     assert sequence.lease.start == 150
     assert torch.equal(runner.executor.tail_logits(sequence.lane), right.new[0])
-    runner.store.tails[sequence.lane] = 0
+    runner.slab.tails[sequence.lane] = 0
     wrong = runner.executor.tail_logits(sequence.lane)
     assert (wrong - right.new[0]).norm() > 1000 * BOUND * right.new[0].norm()

@@ -148,7 +148,7 @@ def test_accepted_drafts_leave_the_draft_kv_of_a_prefill() -> None:
 
 
 def _draft_keys(runner: Runner, table: torch.Tensor, upto: int) -> torch.Tensor:
-    pages = runner.store.caches[-1].k[table[: -(-upto // 64)]]
+    pages = runner.slab.caches[-1].k[table[: -(-upto // 64)]]
     return pages.transpose(1, 2).flatten(0, 1)[1:upto]
 
 

@@ -31,17 +31,17 @@ def test_a_failed_restore_leaves_the_lane_reset_and_the_entry_quarantined(
 ) -> None:
     runner = make(MODEL)
     cold = serve(runner, TOKENS, BOUNDARIES, steps=5)
-    whole = runner.store._one
+    whole = runner.slab._one
     one: list[Operation] = []
 
     def fails(operation: Operation) -> None:
         if isinstance(operation, LoadImage) and not one:
             one.append(operation)
-            runner.store._working[operation.lane] = 7
+            runner.slab._working[operation.lane] = 7
             raise RuntimeError("device lost")
         whole(operation)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runner.store, "_one", fails)
+    monkeypatch.setattr(runner.slab, "_one", fails)
     again = serve(runner, TOKENS, BOUNDARIES, steps=5, exact=True)
     assert one
     assert again.start < len(TOKENS)  # the next best was resumed, to the bit
@@ -59,7 +59,7 @@ def test_a_restore_that_always_fails_ends_cold_or_raises(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("ninfer_pool.kernels.load_image", fails)
     assert serve(runner, TOKENS, BOUNDARIES, steps=5).start == 0
-    monkeypatch.setattr(runner.store, "_one", fails)
+    monkeypatch.setattr(runner.slab, "_one", fails)
     with pytest.raises(RuntimeError, match="device lost"):
         runner.start(runner.prompt([5, 6, 7]))
     assert runner.pool.running == 0
@@ -286,7 +286,7 @@ def test_a_start_that_fails_gives_its_lane_back(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("device lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner.store, "ids", fails)
+        patch.setattr(runner.slab, "ids", fails)
         with pytest.raises(RuntimeError, match="device lost"):
             runner.start(runner.prompt(EIGHTY))
     assert runner.pool.running == 0

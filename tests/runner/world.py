@@ -63,7 +63,7 @@ def make(
 def poison(runner: Runner) -> None:
     """Fill every page that nothing counts on with bytes that are NaN in every float dtype."""
     free = runner.pool.retained.ledger.free_pages().tolist()
-    runner.store.slab[runner.store.ids(free)] = 0xFF
+    runner.slab.pages[runner.slab.ids(free)] = 0xFF
 
 
 @dataclass

@@ -181,7 +181,7 @@ def test_field_15_a_tail_that_changes_resumes_at_the_turn(
 @pytest.mark.parametrize("failures", [1, 1000], ids=["once", "always"])
 def test_field_20_a_failed_restore_leaves_the_answer_right(wide: Server, failures: int) -> None:
     talk, other = begun(wide, 0), begun(wide, 1)
-    inner, left = wide.runner.store.execute, itertools.count(failures, -1)
+    inner, left = wide.runner.slab.execute, itertools.count(failures, -1)
 
     def execute(operations: Any) -> None:
         listed = list(operations)
@@ -190,7 +190,7 @@ def test_field_20_a_failed_restore_leaves_the_answer_right(wide: Server, failure
         inner(listed)
 
     before = wide.runner.pool.stats().counters.quarantined
-    with mock.patch.object(wide.runner.store, "execute", execute), prefilled(wide) as chunks:
+    with mock.patch.object(wide.runner.slab, "execute", execute), prefilled(wide) as chunks:
         body = talk.turn("And then?")
     assert wide.runner.pool.stats().counters.quarantined > before
     assert sum(chunks) == prompted(body) - cached(body)

@@ -86,5 +86,5 @@ def test_the_runners_own_passes() -> None:
         runner = runner_module.Runner.from_pretrained(
             runner_module.TINY, dtype="fp32", kv_budget="4MiB", kv_dtype=kv_dtype
         )
-        mine = payload_module.SlabPayload(runner.store)
+        mine = payload_module.SlabPayload(runner.slab)
         check_payload(mine, runner.pool.config, pages=PAGES)

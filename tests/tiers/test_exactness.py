@@ -186,7 +186,7 @@ def test_pages_below_are_those_of_the_device_byte_for_byte(kind: str, tmp_path: 
     entry = next(iter(runner.pool.retained.entries.values()))
     rows: dict[int, Any] = {}
     images: dict[int, Any] = {}
-    ledger, slab, size = runner.pool.retained.ledger, runner.store.slab.numpy(), 64
+    ledger, slab, size = runner.pool.retained.ledger, runner.slab.pages.numpy(), 64
     for mark in runner.pool.retained.path_marks(entry):
         rows[mark.position] = slab[mark.kv_pages(size)].copy()
         images[mark.position] = slab[ledger.pages_of_image(mark.image)].copy()

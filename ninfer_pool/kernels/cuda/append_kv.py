@@ -18,7 +18,7 @@ HALF_MAX = tl.constexpr(65504.0)
 
 @triton.jit
 def _put(x, values, scales, DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUPED: tl.constexpr):
-    """Copy one head of one token, x (DIM,), to ``values``; GROUPED says how many codes a scale."""
+    """Copy one head of one token, x (DIM,), to ``values``; GROUPED codes share a scale, if any."""
     if GROUPED:
         group = tl.arange(0, BLOCK_D // GROUPED)[:, None]
         d = group * GROUPED + tl.arange(0, GROUPED)[None, :]
@@ -66,7 +66,7 @@ def _append(
 
 
 def append_kv(cache: KVPages, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-    """See `reference.append_kv`: one program a token and head."""
+    """See `reference.append_kv`: one program per token and head."""
     strides = PageStrides.of(cache)
     tokens, heads, dim = k.shape
     if not tokens:

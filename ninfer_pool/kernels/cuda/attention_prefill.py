@@ -15,7 +15,7 @@ from ninfer_pool.kernels.cuda.paging import PAGE, PageStrides, attend, load_tile
 from ninfer_pool.kernels.pages import KVPages
 
 
-# A lane's table must not choose, by where it lies, between variants of the kernel.
+# The address of a lane's table must not choose between variants of the kernel.
 @triton.jit(
     do_not_specialize=["begin", "tokens", "first"], do_not_specialize_on_alignment=["table"]
 )

@@ -1,4 +1,4 @@
-"""Where two token sequences on the device part."""
+"""The first difference of two token sequences on the device."""
 
 # mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, untyped-decorator"
 
@@ -22,7 +22,7 @@ def _first_difference(a, b, firsts, n, BLOCK: tl.constexpr):
 
 
 def first_difference(a: torch.Tensor, b: torch.Tensor) -> int:
-    """See `reference.first_difference`. The answer is read back: the one synchronisation here."""
+    """See `reference.first_difference`. The result is read back, which synchronises."""
     n = len(a)
     if not n:
         return 0

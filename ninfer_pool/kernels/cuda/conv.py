@@ -1,4 +1,4 @@
-"""Causal depthwise convolution with silu, from the columns that came before."""
+"""Causal depthwise convolution with silu, continued from the columns before."""
 
 # mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, untyped-decorator"
 
@@ -16,7 +16,7 @@ def _input(x, columns, stride, t, c, mask, WIDTH: tl.constexpr):
     return tl.where(t < 0, before, tl.load(x + t * stride + c, mask=mask & (t >= 0), other=0.0))
 
 
-# A lane's columns must not choose, by where they lie, between variants of the kernel.
+# The address of a lane's columns must not choose between variants of the kernel.
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["columns"])
 def _convolve(
     x,

@@ -25,13 +25,13 @@ def _copy(
     GATHER: tl.constexpr,
     SCATTER: tl.constexpr,
 ):
-    """One program: BLOCK words of one row; GATHER and SCATTER say which side is looked up."""
+    """One program: BLOCK words of one row; with GATHER or SCATTER that side is indexed."""
     row = tl.program_id(0).to(tl.int64)
-    come = tl.load(source_rows + row) if GATHER else row
-    go = tl.load(target_rows + row) if SCATTER else row
+    source_row = tl.load(source_rows + row) if GATHER else row
+    target_row = tl.load(target_rows + row) if SCATTER else row
     word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(source + come * source_stride + word, mask=word < words)
-    tl.store(target + go * target_stride + word, value, mask=word < words)
+    value = tl.load(source + source_row * source_stride + word, mask=word < words)
+    tl.store(target + target_row * target_stride + word, value, mask=word < words)
 
 
 def _launch(
@@ -65,7 +65,7 @@ def _launch(
 
 
 def _whole_words(x: torch.Tensor) -> bool:
-    """Whether rows of bytes begin and end at 8-byte words."""
+    """Return whether rows of bytes begin and end at 8-byte words."""
     return not any(n % 8 for n in (x.shape[1], x.stride(0), x.storage_offset()))
 
 

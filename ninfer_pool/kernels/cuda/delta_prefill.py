@@ -52,7 +52,7 @@ def _prepare(
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program: what one chunk of one head is made of, each (SIZE, SIZE).
+    """One program: the two matrices of one chunk of one head, each (SIZE, SIZE).
 
     The inverse of I + beta_i exp(d_i - d_j) k_i·k_j (j < i), and exp(d_i - d_j) q_i·k_j (j <= i).
     """
@@ -80,7 +80,7 @@ def _prepare(
     tl.store(withins + cells, within)
 
 
-# A lane's state must not choose, by where it lies, between variants of the kernel.
+# The address of a lane's state must not choose between variants of the kernel.
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["state"])
 def _scan(
     q,

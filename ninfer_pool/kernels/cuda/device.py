@@ -1,4 +1,4 @@
-"""What a kernel's tiles depend on beside its shapes."""
+"""The properties of a device that choose a kernel's tiles, next to its shapes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def capability(x: torch.Tensor) -> int:
 
 
 def precision(x: torch.Tensor) -> str:
-    """Return how products of fp32 matrices are made: three tf32 products where there are any.
+    """Return the form of products of fp32 matrices: three tf32 products where the device has them.
 
-    Both ways keep fp32's accuracy; plain tf32 (10 bits) would not.
+    Both forms keep fp32's accuracy; plain tf32 (10 bits) would not.
     """
     return "tf32x3" if capability(x) >= 80 else "ieee"
 
@@ -24,8 +24,8 @@ def precision(x: torch.Tensor) -> str:
 def attention_tile(q: torch.Tensor) -> tuple[int, int]:
     """Return the rows of q (…, D) and the positions that one step of attention multiplies.
 
-    So many that tiles of q, K and V fit 64 KiB of shared memory before 8.0, else 99 KiB; before 8.0
-    Triton multiplies without tensor cores, each product in the code, which wants to stay short.
+    Tiles of q, K and V fit 64 KiB of shared memory before 8.0, else 99 KiB. Before 8.0 Triton
+    multiplies without tensor cores and unrolls each product, so tiles are smaller there.
     """
     row_bytes = q.shape[-1] * q.element_size()
     rooms = (8192, 8192) if capability(q) < 80 else (16384, 32768)
@@ -34,5 +34,5 @@ def attention_tile(q: torch.Tensor) -> tuple[int, int]:
 
 
 def stages(q: torch.Tensor) -> int:
-    """Return how many tiles of pages are on their way at once: two where memory has the room."""
+    """Return how many tiles of pages are loaded at once: two where shared memory allows."""
     return 2 if capability(q) >= 80 and q.element_size() == 2 else 1

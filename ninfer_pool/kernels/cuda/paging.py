@@ -1,4 +1,4 @@
-"""What the two attention kernels share: a page's tile, and one step of the running softmax."""
+"""Parts that the attention kernels share: a page's tile, and one step of the running softmax."""
 
 # mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, untyped-decorator"
 
@@ -18,13 +18,13 @@ GROUP_SIZE = tl.constexpr(GROUP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageStrides:
-    """How a kernel addresses `KVPages`: within a page (G, 64, D) lies dense."""
+    """The strides by which a kernel addresses `KVPages`; within a page (G, 64, D) is dense."""
 
     page_stride: int
     """Elements from one page to the next, the same for K and V."""
     scale_stride: int
     k_scale: torch.Tensor
-    """The scales, or, where there are none, K itself, which is then not read through this."""
+    """The scales, or K itself where there are none; a kernel then never reads it."""
     v_scale: torch.Tensor
 
     @classmethod
@@ -33,11 +33,11 @@ class PageStrides:
         k, v = cache.k, cache.v
         k_scale = k if cache.k_scale is None else cache.k_scale
         v_scale = v if cache.v_scale is None else cache.v_scale
-        assert k.stride() == v.stride(), "K and V lie alike"
-        assert k_scale.stride() == v_scale.stride(), "and so do their scales"
+        assert k.stride() == v.stride(), "K and V have equal strides"
+        assert k_scale.stride() == v_scale.stride(), "their scales have equal strides"
         for x in (k, k_scale):
             inner = (PAGE_TOKENS * x.shape[3], x.shape[3], 1)
-            assert x.stride()[1:] == inner, "a page's heads, tokens and elements lie dense"
+            assert x.stride()[1:] == inner, "a page's heads, tokens and elements are dense"
         return cls(
             page_stride=k.stride(0),
             scale_stride=k_scale.stride(0),
@@ -62,8 +62,8 @@ def load_tile(
 ):
     """Return tokens (N,) of one layer's K or V as a tile (N, BLOCK_D) of ``dtype``.
 
-    A token lies in ``page`` (N,) at ``place`` (N,) = head × 64 + offset. Only those that are
-    ``valid`` (N,) are read; the others are zeros.
+    A token is stored in ``page`` (N,) at ``place`` (N,) = head × 64 + offset. Only ``valid`` (N,)
+    ones are read; the others are zeros.
     """
     d = tl.arange(0, BLOCK_D)[None, :]
     mask = valid[:, None] & (d < DIM)
@@ -84,13 +84,13 @@ def load_tile(
 def attend(q, k, v, seen, scale, highest, total, acc, PRECISION: tl.constexpr):
     """Fold the scores of q (M, D) with k, v (N, D) into the running softmax (Milakov 2018).
 
-    ``highest`` (M,) is the largest score yet, ``total`` the sum of exp2(score - highest), acc
-    (M, D) the same sum weighted by v. ``scale`` holds log2(e). A score not ``seen`` counts 0.
+    ``highest`` (M,) is the largest score so far, ``total`` the sum of exp2(score - highest), acc
+    (M, D) the same sum weighted by v. ``scale`` includes log2(e). A score not ``seen`` weighs 0.
     """
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     score = tl.where(seen, score, float("-inf"))
     higher = tl.maximum(highest, tl.max(score, axis=1))
-    # A row that has seen nothing yet keeps -inf: subtract 0 there, for -inf - -inf is NaN.
+    # A row without scores so far keeps -inf: subtract 0 there, because -inf - -inf is NaN.
     base = tl.where(higher == float("-inf"), 0.0, higher)
     weight = tl.exp2(score - base[:, None])
     shrink = tl.exp2(highest - base)
