@@ -135,7 +135,7 @@ def test_a_copy_that_the_library_put_off_is_not_overtaken() -> None:
     sequences.decode(0, [5, 6, 7], 0)
     state = sequences.take(0)
     sequences.copy(0, 1)
-    with pytest.raises(LibraryError, match="still to come"):
+    with pytest.raises(LibraryError, match="a copy of it is pending"):
         sequences.put(0, state)
     sequences.decode(1, [8], 3)
     sequences.put(0, state)
@@ -232,7 +232,7 @@ def test_a_library_without_partial_states_is_refused(monkeypatch: pytest.MonkeyP
 def test_a_state_in_another_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     take = Sequences.take
     monkeypatch.setattr(Sequences, "take", lambda *args: np.roll(take(*args), 4))
-    with pytest.raises(StateError, match="in a form that is not known"):
+    with pytest.raises(StateError, match="in an unknown form"):
         LlamaEngine(shared(HYBRID), pool_bytes=1 << 20)
 
 

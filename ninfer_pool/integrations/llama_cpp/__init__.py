@@ -2,11 +2,10 @@
 
     pip install '.[llama]'    # from a checkout
 
-The library re-evaluates a hybrid model's whole prompt whenever its tail differs from the one
-conversation that it holds, because recurrent state cannot be cut back. Here a sequence's state is
-taken out by `LlamaEngine` into the pool's pages and images, and put back at the deepest position
-that was kept; `PooledLlama` serves requests that way. `convert` makes a GGUF file of a Qwen3.5
-folder.
+The library holds one conversation. Where a prompt's tail differs, it computes a hybrid model's
+whole prompt again, because recurrent state cannot be truncated. Here `LlamaEngine` copies a
+sequence's state into the pool's pages and images, and restores it at the deepest retained
+position. `PooledLlama` serves requests that way. `convert` makes a GGUF file of a Qwen3.5 folder.
 """
 
 from __future__ import annotations

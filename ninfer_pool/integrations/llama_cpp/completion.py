@@ -1,4 +1,4 @@
-"""What a request gave, and what the pool did for it."""
+"""The result of a request, and the conditions that end it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ninfer_pool.core.lease import Lease
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """One request's tokens, and what of its prompt was not computed anew."""
+    """One request's tokens, and the part of its prompt that was restored."""
 
     prompt_tokens: int
     reused: int
@@ -19,7 +19,7 @@ class Completion:
     reuse: str
     """``full_reset``, ``append_frontier`` or ``restore_<kind>_checkpoint``."""
     exact: bool
-    """The bits are those of a cold run by the same cuts."""
+    """True where the bits are those of a cold run by the same cuts."""
     reason: str
     explanation: str
     lane: int
@@ -27,15 +27,15 @@ class Completion:
     computed: int = 0
     """Tokens of the prompt that were computed: ``reused + computed == prompt_tokens``."""
     restored: str = "nothing"
-    """Where the lane's KV came from: ``in_place``, ``from_lane``, ``from_pages``, ``nothing``."""
+    """The source of the lane's KV: ``in_place``, ``from_lane``, ``from_pages``, ``nothing``."""
     finish: str = "cancelled"
-    """``stop``, ``length``, or ``cancelled`` as long as it runs."""
+    """``stop``, ``length``, or ``cancelled``, also while it runs."""
     key: str | None = None
-    """Under which the sequence is retained; None: it is not."""
+    """The key of the retained sequence; None: it is not retained."""
 
     @classmethod
     def begun(cls, lease: Lease) -> Completion:
-        """Return that of a request that was just admitted."""
+        """Return the completion of a request that was just admitted."""
         return cls(
             prompt_tokens=len(lease.prompt),
             reused=lease.start,
@@ -47,14 +47,14 @@ class Completion:
         )
 
     def report(self) -> dict[str, Any]:
-        """Return what the pool did, as plain values."""
+        """Return the fields about reuse, as plain values."""
         names = ("reused", "computed", "reuse", "exact", "reason", "lane", "restored", "key")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What ends a request: so many tokens, a token that ``ends``, or text that has one of stops."""
+    """The ends of a request: ``most`` tokens, a token that ``ends``, or a text of ``stops``."""
 
     most: int
     ends: Callable[[int], bool]
@@ -62,7 +62,7 @@ class Limits:
     text: Callable[[list[int]], str] = str
 
     def has_stop(self, tokens: list[int]) -> bool:
-        """Say whether the newest tokens complete a stop text."""
+        """Return whether the newest tokens complete a stop text."""
         if not self.stops:
             return False
         # A token is at least one byte, and the text before a stop may begin inside one.

@@ -1,10 +1,10 @@
-"""A Qwen3.5 folder in Hugging Face form becomes a GGUF file that llama.cpp runs.
+"""Converts a Qwen3.5 folder in Hugging Face form to a GGUF file for llama.cpp.
 
     python -m ninfer_pool.integrations.llama_cpp.convert FOLDER FILE.gguf
 
 Dense text models (``Qwen3_5ForCausalLM``) with a byte-level BPE tokenizer; the draft head is left
-out. Weights are written as fp32, so that nothing is lost and what llama.cpp computes can be
-compared with what another implementation does.
+out. Weights are written as fp32 without loss, so that logits can be compared between
+implementations.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def convert(folder: str | Path, target: str | Path) -> Path:
     """Write the model in ``folder`` to ``target``, fp32; return its path.
 
     Raises:
-        ModelError: another architecture, tokenizer or tensor than is known.
+        ModelError: an architecture, tokenizer or tensor that is not supported.
     """
     folder, target = Path(folder), Path(target)
     config = _config(folder)
@@ -79,7 +79,7 @@ def convert(folder: str | Path, target: str | Path) -> Path:
     _write_tokenizer(writer, folder, config)
     for name, tensor in _tensors(folder):
         if not name.startswith("mtp."):
-            writer.add_tensor(_name(name), _made(name, tensor, config))
+            writer.add_tensor(_name(name), _converted(name, tensor, config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -177,11 +177,11 @@ def _name(name: str) -> str:
     return f"blk.{number}.{LAYER[part]}"
 
 
-def _made(name: str, tensor: Array, config: Mapping[str, Any]) -> Array:
+def _converted(name: str, tensor: Array, config: Mapping[str, Any]) -> Array:
     """Return a tensor in the form that llama.cpp expects.
 
-    Norms are stored as 1 + weight, decay as -exp(A_log); value heads go in the order in which
-    ggml broadcasts key heads over them: one of each key head, then the next of each.
+    Norms are stored as 1 + weight, decay as -exp(A_log). Value heads are stored in the order in
+    which ggml broadcasts key heads over them: one of each key head, then the next of each.
     """
     part = name.rpartition("linear_attn.")[2]
     if part == "conv1d.weight":

@@ -1,4 +1,4 @@
-"""llama.cpp as the pool sees it: a slab of host pages beside the library's own memory."""
+"""llama.cpp as an engine of the pool: a slab of host pages next to the library's own memory."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ from ninfer_pool.integrations.llama_cpp.sequences import (
 
 PAGE_TOKENS = 64
 FLOATS = ("0", "1", "32")
-"""File types whose weights are not quantized. The library's own logits move by 1.4 % (RMS) with
-the number of rows in a call where they are, and by 1e-5 where they are not."""
+"""File types whose weights are not quantized. The library's own logits depend on the number of
+rows in a call: by 1.4 % (RMS) with quantized weights, by 1e-5 without."""
 PROBE = 3
-"""Tokens of the probe that the layout is read from."""
+"""Tokens of the probe from which the layout is read."""
 
 
 class LlamaEngine:
     """Fulfils `ninfer_pool.testing.adapter.EngineAdapter` with a llama.cpp context of its own.
 
-    A page holds the keys and values of 64 positions in all attention layers, as the library
-    writes them, whatever the KV types. An image holds the recurrent part of the state and, so
-    that a prompt can be resumed at its very end, the logits that followed it. A model without
-    recurrent layers has no image: any position can be resumed.
+    A page holds the keys and values of 64 positions in all attention layers, in the library's
+    own bytes, for every KV type. An image holds the recurrent part of the state and the logits
+    after it, so that a prompt can be resumed at its very end. A model without recurrent layers
+    has no image: any position can be resumed.
 
-    The library gives a sequence's state only whole, so each checkpoint copies all of the
-    sequence's KV out and writes the new pages of it; bringing pages back copies it in once.
-    1,800 tokens of SmolLM2-135M (f16, 39 MB): 0.1 s out, 0.4 s where every page is new, 0.05 to
-    0.15 s in, against 20 s to compute them, on one thread. What the lane itself, or another,
-    still holds needs no copy: only the recurrent part goes in. Besides the slab each lane takes
-    ``n_ctx`` cells of the library's memory, and each restore one more copy while it lasts.
+    The library copies a sequence's state only whole. Each checkpoint therefore copies all of the
+    sequence's KV out and writes its new pages; a restore from pages copies it in once. 1,800
+    tokens of SmolLM2-135M (f16, 39 MB) on one thread: 0.1 s out, 0.4 s where every page is new,
+    0.05 to 0.15 s in, against 20 s to compute them. KV that this or another lane still holds
+    needs no copy: only the recurrent part is restored. In addition to the slab each lane takes
+    ``n_ctx`` cells of the library's memory, and each restore one temporary copy.
 
-    Not for several threads at once.
+    Not thread-safe.
 
     Args:
         pool_bytes: size of the slab.
         lanes: sequences, each with ``n_ctx`` cells in the library's memory.
-        grid: where prefill is cut; None: the library's batch.
+        grid: tokens between the cuts of a prefill; None: the library's batch.
         pool: further fields of `PoolConfig`.
 
     Raises:
-        ConfigError: a model whose state cannot be taken apart, or sizes that do not fit.
+        ConfigError: a model whose state cannot be split, or sizes that do not fit.
     """
 
     def __init__(
@@ -67,9 +67,11 @@ class LlamaEngine:
         grid: int | None = None,
         **pool: Any,
     ) -> None:
-        n_ctx = _context(llama, n_ctx)
-        if type(lanes) is not int or not 1 <= lanes <= llama_cpp.llama_max_parallel_sequences():
-            most = llama_cpp.llama_max_parallel_sequences()
+        n_ctx = llama.n_ctx() if n_ctx is None else n_ctx
+        if type(n_ctx) is not int or n_ctx < PAGE_TOKENS:
+            raise ConfigError(f"n_ctx: {n_ctx!r}; needs an int of {PAGE_TOKENS} or more")
+        most = llama_cpp.llama_max_parallel_sequences()
+        if type(lanes) is not int or not 1 <= lanes <= most:
             raise ConfigError(f"lanes: {lanes!r}; needs an int of 1 to the library's {most}")
         self.sequences = Sequences(llama, lanes=lanes, n_ctx=n_ctx)
         try:
@@ -88,7 +90,7 @@ class LlamaEngine:
         self._lanes = [Lane() for _ in range(lanes)]
 
     def _probe(self) -> tuple[StateLayout, int]:
-        """Compute a few tokens in the last lane and read how its state is laid out."""
+        """Compute a few tokens in the last lane; return the layout and the bytes of its state."""
         sequences, lane = self.sequences, self.sequences.lanes - 1
         sequences.decode(lane, [0] * PROBE, 0)
         whole = sequences.take(lane)
@@ -101,7 +103,7 @@ class LlamaEngine:
             page, [0], count=PROBE, streams=sequences.lanes, sequence=lane, tail=tail
         )
         if not np.array_equal(whole, again):
-            raise ConfigError("state: taken apart and put together it is another; not supported")
+            raise ConfigError("state: split and rebuilt its bytes differ; not supported")
         sequences.put(lane, again)
         sequences.clear(lane)
         return layout, image.size if sequences.hybrid else 0
@@ -134,7 +136,10 @@ class LlamaEngine:
     def prefill(
         self, tokens: npt.NDArray[np.int32], *, lane: int, begin: int, table: Pages
     ) -> Logits:
-        """Compute positions from ``begin`` on and write their pages; see `EngineAdapter`."""
+        """Compute positions from ``begin`` on and write their pages; see `EngineAdapter`.
+
+        Returns the logits after the last token, fp32 (vocab,).
+        """
         logits = self.compute(tokens, lane=lane, begin=begin, table=table)
         self.write_pages(lane, table)
         return logits
@@ -146,7 +151,7 @@ class LlamaEngine:
     def compute(
         self, tokens: npt.NDArray[np.int32], *, lane: int, begin: int, table: Pages
     ) -> Logits:
-        """Compute positions from ``begin`` on in the library alone: `write_pages` comes later."""
+        """Compute positions from ``begin`` on in the library; `write_pages` writes them later."""
         tokens = np.asarray(tokens)
         self._check_tokens(tokens, begin)
         self.ready(lane, begin=begin, table=table, fork=True)
@@ -164,14 +169,14 @@ class LlamaEngine:
             held.moved(part, self.sequences.decode(lane, part, held.position))
 
     def _check_tokens(self, tokens: npt.NDArray[np.int32], begin: int) -> None:
-        """Raise before anything is changed for what the library would refuse half-way."""
+        """Raise `LibraryError` before a change for tokens that the library would reject midway."""
         if not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
             raise LibraryError(f"tokens: outside 0 to {self.vocab_size - 1}")
         if begin + len(tokens) > self.sequences.n_ctx:
             raise LibraryError(f"tokens: to {begin + len(tokens)} of {self.sequences.n_ctx}")
 
     def write_pages(self, lane: int, table: Pages) -> None:
-        """Write what the lane has computed since to its pages. O(the lane's whole KV)."""
+        """Write the positions computed since the last call to pages. O(the lane's whole KV)."""
         held = self._lanes[lane]
         first, last = held.valid // PAGE_TOKENS, _pages(held.position)
         if held.valid == held.position:
@@ -183,32 +188,33 @@ class LlamaEngine:
         held.valid = held.position
 
     def tail_logits(self, lane: int) -> Logits:
-        """Return what the lane's state says comes next."""
+        """Return the logits after the lane's last position, fp32 (vocab,)."""
         logits = self._lanes[lane].logits
         if logits is None:
             raise LibraryError(f"lane {lane}: nothing computed or restored that has logits")
         return logits
 
     def position(self, lane: int) -> int:
-        """Where the lane stands in the library."""
+        """Return the number of the lane's positions in the library."""
         return self._lanes[lane].position
 
     def restored(self, lane: int) -> str:
-        """How the lane was last brought to where it stands: one of `RESTORED`."""
+        """Return the source of the lane's last restore: one of `RESTORED`."""
         return self._lanes[lane].restored
 
     # -- bringing a lane to a position ---------------------------------------------------------
 
     def ready(self, lane: int, *, begin: int, table: Pages, fork: bool = False) -> None:
-        """Make the lane stand at ``begin`` with the KV of ``table`` and the image last loaded.
+        """Restore the lane to ``begin`` with the KV of ``table`` and the image last loaded.
 
-        ``in_place``: the lane still holds that KV, so what lies past it is removed and the
-        recurrent part is put in; ``from_lane``: another does, and the library copies it, which
-        it puts off until it decodes next: only with ``fork``, where that is at once;
-        ``from_pages``: the whole state is put together from pages.
+        - ``in_place``: the lane still holds that KV; it is truncated, and the recurrent part is
+          restored.
+        - ``from_lane``: another lane holds it, and the library copies it at its next decode; only
+          with ``fork``, where a decode follows at once.
+        - ``from_pages``: the whole state is rebuilt from pages.
 
         Raises:
-            RestoreError: the image stands elsewhere, or the library refused it.
+            RestoreError: the image is of another position, or the library rejected it.
         """
         held = self._lanes[lane]
         if self._stands(held, begin, table):
@@ -227,7 +233,7 @@ class LlamaEngine:
     def _stands(self, held: Lane, begin: int, table: Pages) -> bool:
         if held.pending is not None or held.position != begin:
             return False
-        # Without an image nothing tells that another request begins but another table.
+        # Without an image only the table shows that another request has taken the lane.
         return self._state_bytes > 0 or held.table is table
 
     def _bring(
@@ -236,7 +242,7 @@ class LlamaEngine:
         held = self._lanes[lane]
         stands = begin if not self._state_bytes else standing(image)
         if stands != begin:
-            raise LibraryError(f"lane {lane}: its image stands at {stands}, needs {begin}")
+            raise LibraryError(f"lane {lane}: its image is of position {stands}, needs {begin}")
         versions = [int(self._versions[page]) for page in table[: _pages(begin)]]
         source = self._holder(lane, versions, begin, fork=fork)
         if begin == 0:
@@ -251,7 +257,7 @@ class LlamaEngine:
         held.anchored(begin, image)
 
     def _holder(self, lane: int, versions: list[int], begin: int, *, fork: bool) -> int | None:
-        """A lane whose KV is that of these pages, this one first."""
+        """Return a lane with the KV of these pages, preferably ``lane``, or None."""
         others = self._lanes if fork else []
         for number, held in [(lane, self._lanes[lane]), *enumerate(others)]:
             if held.valid >= begin and held.mirror[: len(versions)] == versions:
@@ -259,7 +265,7 @@ class LlamaEngine:
         return None
 
     def _trim(self, lane: int, source: int, image: Bytes | None, begin: int) -> bool:
-        """Take over a lane's KV up to ``begin``; False where the library cannot."""
+        """Reuse the KV of lane ``source`` up to ``begin``; False where the library cannot."""
         if source != lane:
             self.sequences.copy(source, lane)
         if image is not None and image.size:
@@ -280,25 +286,25 @@ class LlamaEngine:
         self.sequences.put(lane, state)
 
     def _forget(self, lane: int) -> None:
-        """Empty a lane of which it is not known what the library holds."""
+        """Empty a lane whose contents in the library are undefined."""
         self.sequences.clear(lane)
         self._lanes[lane] = Lane()
 
     def roll_back(self, lane: int, position: int) -> None:
-        """Take a lane back over rejected drafts.
+        """Remove rejected drafts from a lane.
 
-        Recurrent state cannot be cut back: it is put in again as last saved or loaded, and the
-        tokens since then that remain are computed again, one at a time.
+        Recurrent state cannot be truncated: it is restored as last saved or loaded, and the kept
+        tokens since then are computed again, one at a time.
 
         Raises:
-            LibraryError: further back than the last image.
+            LibraryError: before the last image.
         """
         held = self._lanes[lane]
         if held.pending is not None or position >= held.position:
             return
         anchor, kept = held.anchor, held.since[: position - held.anchor.position]
         if self._state_bytes and position < anchor.position:
-            raise LibraryError(f"lane {lane}: {position} lies before its image, {anchor.position}")
+            raise LibraryError(f"lane {lane}: {position} is before its image, {anchor.position}")
         try:
             if not self._state_bytes:
                 self._cut(lane, position)
@@ -323,10 +329,10 @@ class LlamaEngine:
     def _cut(self, lane: int, position: int) -> None:
         held = self._lanes[lane]
         if not self.sequences.remove(lane, position):
-            raise LibraryError(f"lane {lane}: the library cannot go back to {position}")
+            raise LibraryError(f"lane {lane}: the library cannot truncate it to {position}")
         held.position, held.valid, held.logits = position, min(held.valid, position), None
 
-    # -- what the pool asks for ----------------------------------------------------------------
+    # -- the pool's operations -----------------------------------------------------------------
 
     def save_image(self, lane: int, pages: Sequence[int]) -> None:
         """Write the recurrent part of a lane's state, and its last logits, to pages."""
@@ -345,14 +351,14 @@ class LlamaEngine:
             self._touch(page)
 
     def load_image(self, lane: int, pages: Sequence[int]) -> None:
-        """Have a lane continue from an image; KV is brought when its table is known."""
+        """Load an image for a lane; `ready` restores it, with the KV of the table."""
         image = self.slab[list(pages)].reshape(-1)[: self.config.image_bytes]
         held = self._lanes[lane]
         held.pending = image[: self._state_bytes].copy()
         held.logits = image[self._state_bytes :].copy().view(np.float32)
 
     def reset(self, lane: int) -> None:
-        """Have a lane begin an empty sequence."""
+        """Make a lane's next sequence an empty one."""
         held = self._lanes[lane]
         held.pending, held.logits = np.zeros(0, dtype=np.uint8), None
 
@@ -366,22 +372,15 @@ class LlamaEngine:
         return bytes(self.slab[page])
 
     def poison_page(self, page: int) -> None:
-        """Fill a page with what cannot be read unnoticed."""
-        self.slab[page] = 0xFF  # NaN in every floating-point type
+        """Fill a page with bytes that are NaN in every float type."""
+        self.slab[page] = 0xFF
         self._touch(page)
 
     def _touch(self, page: int) -> int:
-        """Give a page that was written a version that no page had before."""
+        """Return a new version for a written page, unique over all pages."""
         self._newest += 1
         self._versions[page] = self._newest
         return self._newest
-
-
-def _context(llama: llama_cpp.Llama, asked: int | None) -> int:
-    found = llama.n_ctx() if asked is None else asked
-    if type(found) is not int or found < PAGE_TOKENS:
-        raise ConfigError(f"n_ctx: {found!r}; needs an int of {PAGE_TOKENS} or more")
-    return found
 
 
 def _pages(position: int) -> int:

@@ -1,4 +1,4 @@
-"""What must be equal for two computations of llama.cpp to share anything."""
+"""The settings that must be equal for two computations of llama.cpp to share pages."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ ROPE = (
     "yarn_orig_ctx",
 )
 COMPUTED = ("n_ubatch", "flash_attn_type", "attention_type", "offload_kqv", "op_offload")
-"""Settings of a context that change what is computed, or only its bits."""
+"""Settings of a context that change results, or only their bits."""
 
 PART = re.compile(r"(\d{5})-of-(\d{5})\.gguf$")
-"""How llama.cpp names the files of a model that was split."""
+"""The names of the files of a split model."""
 
 
 def namespace_of(llama: llama_cpp.Llama, *, n_ctx: int) -> Namespace:
-    """Return the identity of what ``llama`` computes with ``n_ctx`` tokens a lane.
+    """Return the identity of the computations of ``llama`` with ``n_ctx`` tokens per lane.
 
-    The model file's digest, KV types, rope settings, context, overrides, and the library's version.
+    It has the file's digest, KV types, rope settings, context, overrides, and library version.
 
     Raises:
         ConfigError: the model's file cannot be read.
@@ -50,7 +50,7 @@ def namespace_of(llama: llama_cpp.Llama, *, n_ctx: int) -> Namespace:
 
 
 def _digest(path: Path) -> str:
-    """The file's digest; of a model in several files that of all of theirs."""
+    """Return the file's digest, or one over the digests of a split model's files."""
     found = PART.search(path.name)
     if found is None:
         return _of_file(path)
@@ -69,7 +69,7 @@ def _of_file(path: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _hashed(path: Path, size: int, modified: int) -> str:
-    """The file's digest, computed once as long as its size and time of change stay the same."""
+    """Return the file's digest, computed once per size and modification time."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(1 << 22):

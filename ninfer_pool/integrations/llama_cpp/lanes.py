@@ -1,4 +1,4 @@
-"""What the engine knows of each sequence in the library's memory."""
+"""The engine's record of each sequence in the library's memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Bytes = npt.NDArray[np.uint8]
 Logits = npt.NDArray[np.float32]
 
 RESTORED = ("nothing", "in_place", "from_lane", "from_pages")
-"""How a lane was last brought to where it stands; see `LlamaEngine.ready`."""
+"""The source of a lane's last restore; see `LlamaEngine.ready`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """A state that a lane can go back to: its recurrent part, and the logits that followed."""
+    """A state that a lane can return to: its recurrent part, and the logits after it."""
 
     position: int = 0
     state: Bytes | None = None
@@ -28,11 +28,14 @@ class Anchor:
 
 @dataclass(slots=True)
 class Lane:
-    """What the library holds of one sequence.
+    """One sequence in the library's memory.
 
-    ``mirror``: the version of the page that each page's worth of its KV is equal to, up to
-    ``valid`` positions; ``position``: where it stands; ``pending``: an image that is to replace
-    its state, empty bytes for that of an empty sequence; ``since``: tokens after ``anchor``.
+    Attributes:
+        position: the number of its positions.
+        valid: positions whose KV equals that of pages.
+        mirror: the versions of those pages.
+        pending: an image to replace its state at the next restore; empty for an empty sequence.
+        since: tokens after ``anchor``.
     """
 
     position: int = 0
@@ -46,27 +49,27 @@ class Lane:
     since: list[int] = field(default_factory=list)
 
     def moved(self, tokens: list[int], logits: Logits) -> None:
-        """Note that tokens were computed."""
+        """Record computed tokens and the logits after the last."""
         self.position += len(tokens)
         self.since += tokens
         self.logits = logits
 
     def anchored(self, position: int, state: Bytes | None) -> None:
-        """Note that ``state`` is the lane's at ``position``, where it stands."""
+        """Record ``state`` as the lane's at its present ``position``."""
         self.position = position
         self.anchor = Anchor(position=position, state=state, logits=self.logits)
         self.since = []
 
 
 def standing(image: Bytes | None) -> int:
-    """Return the position after the one that an image says it stands at; 0 for none."""
+    """Return the number of positions before an image, from its header; 0 without one."""
     if image is None or not image.size:
         return 0
     return int(image[HEAD + 4 : HEAD + 8].view("<i4")[0]) + 1
 
 
 def addressed(image: Bytes, lane: int) -> Bytes:
-    """Return an image's state made out to a lane."""
+    """Return a copy of an image's state with a lane's number in its header."""
     image = image.copy()
     image[4:HEAD] = np.array([lane], dtype="<u4").view(np.uint8)
     return image

@@ -1,18 +1,18 @@
-"""One sequence's state as llama.cpp writes it, cut into pages of positions and put together again.
+"""One sequence's state as llama.cpp writes it, split into pages of positions and rebuilt.
 
-What ``llama_state_seq_get_data`` gives is not documented by the library, so it is read strictly,
-and an engine is refused at construction where a probe's bytes are not exactly this::
+The library does not document the bytes of ``llama_state_seq_get_data``, so they are read strictly.
+The engine's construction fails where the bytes of a probe differ from this form:
 
-    u32 magic, u32 sequence
-    attention: u32 streams, and for each u32 cells; one has any, and there follow
-        cells x (i32 position, u32 1, fields that the model adds, i32 sequence)
-        u32 values transposed, u32 layers
-        layers x (i32 type, u64 row bytes, cells x row)                    keys
-        layers x (i32 type, u64 row bytes, cells x row)                    values, or transposed
-                 (i32 type, u32 element bytes, u32 row elements, row elements x cells x element)
-    recurrent: what ``LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY`` gives after its own magic and sequence
+- u32 magic, u32 sequence.
+- Attention: u32 streams, and for each u32 cells. One stream has cells; after its number follow:
+    - cells × (i32 position, u32 1, fields that the model adds, i32 sequence),
+    - u32 values transposed, u32 layers,
+    - keys: layers × (i32 type, u64 row bytes, cells × row),
+    - values: the same; transposed: layers × (i32 type, u32 element bytes, u32 row elements,
+    - row elements × cells × element).
+- Recurrent: the bytes of ``LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY`` after their magic and sequence.
 
-Cells lie in the order of their positions, 0 first. numpy only: no library is needed here.
+Cells are stored in the order of their positions, 0 first. This module needs numpy only.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ HEAD = 8
 """Bytes before either part: magic and sequence."""
 MOST_STREAMS = 256
 EXTRA = (0, 2, 3)
-"""int32 fields that a cell may have besides position, count and sequence."""
+"""int32 fields that a cell may have in addition to position, count and sequence."""
 
 
 class StateError(ConfigError):
-    """A state whose bytes are not as this module knows them."""
+    """A state whose bytes have an unknown form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSection:
-    """Keys or values of one layer: ggml's type, bytes a position; ``element`` where transposed."""
+    """Keys or values of one layer: ggml's type, bytes per position; ``element`` if transposed."""
 
     type: int
     row: int
@@ -69,8 +69,10 @@ class KVSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLayout:
-    """Where a state's bytes lie. ``cell`` int32 fields a cell; ``parts`` the keys of every layer,
-    then the values; a page holds ``page_tokens`` cells and their rows of each part.
+    """The places of a state's bytes; a page has ``page_tokens`` cells and their rows of each part.
+
+    ``cell`` is the number of int32 fields per cell. ``parts`` are the keys of every layer, then
+    the values.
     """
 
     magic: int
@@ -92,7 +94,7 @@ class StateLayout:
             if found is not None and reader.left == tail:
                 return found
         raise StateError(
-            f"state: {blob.size} bytes of {count} positions in a form that is not known; needs "
+            f"state: {blob.size} bytes of {count} positions in an unknown form; needs "
             "keys and values of every layer by position (no sliding window, no compressed KV)"
         )
 
@@ -102,7 +104,7 @@ class StateLayout:
         return self.page_tokens * (4 * self.cell + sum(part.row for part in self.parts))
 
     def _regions(self) -> Iterator[tuple[KVSection, slice]]:
-        """Where each part lies in a page, after the cells."""
+        """Yield each part's bytes in a page, after the cells."""
         begin = 4 * self.cell * self.page_tokens
         for part in self.parts:
             end = begin + part.row * self.page_tokens
@@ -111,7 +113,7 @@ class StateLayout:
 
     @staticmethod
     def find(blob: Bytes) -> tuple[int, int]:
-        """Return how many positions a state holds, and where their cells begin."""
+        """Return the number of positions in a state, and the offset of their cells."""
         streams = int(blob[HEAD : HEAD + 4].view("<u4")[0])
         counts = blob[HEAD + 4 : HEAD + 4 + 4 * streams].view("<u4")
         stream = int(np.flatnonzero(counts)[0])
@@ -126,7 +128,7 @@ class StateLayout:
         count, offset = self.find(blob)
         cells = blob[offset : offset + 4 * self.cell * count].view("<i4").reshape(count, self.cell)
         if not np.array_equal(cells[:, 0], np.arange(count)):
-            raise StateError("state: cells out of order; needs one cell a position, 0 first")
+            raise StateError("state: cells out of order; needs one cell per position, 0 first")
         kept = cells[begin:].copy()
         kept[:, -1] = 0  # the sequence: the same bytes whichever lane computed them
         ids, size = np.asarray(pages), self.page_tokens
@@ -178,7 +180,7 @@ def _flat(section: bytes | npt.NDArray[Any]) -> Bytes:
 
 
 class _Reader:
-    """Reads a state from its first byte on; None where something cannot be so."""
+    """Reads a state from its first byte on; its methods return None for invalid bytes."""
 
     def __init__(self, blob: Bytes) -> None:
         self._blob = blob

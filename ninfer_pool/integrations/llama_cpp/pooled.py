@@ -22,14 +22,14 @@ from ninfer_pool.integrations.llama_cpp.sequences import Logits, RestoreError
 
 GREEDY = LlamaSampling()
 MAX_TOKENS = 16
-"""As many as `llama_cpp.Llama.create_completion` generates where nothing is said."""
+"""The default of `llama_cpp.Llama.create_completion`."""
 
 
 class PooledLlama:
     """Serves a `llama_cpp.Llama`'s model from several retained conversations.
 
-    The library re-evaluates a hybrid model's whole prompt whenever its tail differs from the one
-    conversation that it holds. Here each prompt resumes where the deepest prefix was kept.
+    Each prompt resumes at its deepest retained prefix. The library alone holds one conversation
+    and computes a hybrid model's whole prompt again where its tail differs.
 
         llama = Llama("qwen3.5.gguf", n_ctx=512)         # a small context: its own is not used
         with PooledLlama(llama, n_ctx=16384, pool_bytes=4 << 30, lanes=2) as pooled:
@@ -37,13 +37,13 @@ class PooledLlama:
             first["pool"]["reused"]
 
     Args:
-        llama: lends model, tokenizer and settings.
+        llama: provides model, tokenizer and settings.
         pool_bytes: host memory for retained pages and images.
         lanes: sequences that may run at once; each has ``n_ctx`` cells in the library's memory.
         options: as `LlamaEngine` takes them.
 
     Raises:
-        ConfigError: a model whose state cannot be taken out, with what is supported.
+        ConfigError: a model whose state cannot be copied, with the supported models.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PooledLlama:
         self._vocab = llama_cpp.llama_model_get_vocab(llama.model)
 
     def close(self) -> None:
-        """Free the library's context and forget what was retained."""
+        """Free the library's context; the retained sequences cannot be resumed afterwards."""
         self.engine.close()
 
     def __enter__(self) -> PooledLlama:
@@ -102,16 +102,16 @@ class PooledLlama:
         sampling: LlamaSampling = GREEDY,
         stop_tokens: Collection[int] | None = None,
         stop: Sequence[str] = (),
-        **wishes: Any,
+        **pool_options: Any,
     ) -> Generator[int, None, Completion]:
-        """Yield one request's tokens; return its `Completion`. Closing it cancels the request.
+        """Yield one request's tokens and return its `Completion`; closing it cancels the request.
 
         Streams may be interleaved, as many as there are lanes.
 
         Args:
             stop_tokens: ids that end it and are not part of it; None: the model's own.
             stop: texts that end it once its newest tokens have one.
-            wishes: as `PrefixPool.acquire` takes them.
+            pool_options: as `PrefixPool.acquire` takes them.
 
         Raises:
             ConfigError: no lane or no room is free, or it is closed.
@@ -125,7 +125,7 @@ class PooledLlama:
         limits = Limits(most=max_tokens, ends=ends, stops=tuple(stop), text=self.text)
         sampler = LlamaSampler(sampling)
         try:
-            lease, done, logits = self._begin(prompt, reserve_tokens=max_tokens, **wishes)
+            lease, done, logits = self._begin(prompt, reserve_tokens=max_tokens, **pool_options)
             with lease:
                 yield from self._decode(lease, done, logits, sampler, limits)
         finally:
@@ -150,13 +150,13 @@ class PooledLlama:
         if len(prompt) + max_tokens > most:
             raise PromptError(f"tokens: {len(prompt)} and {max_tokens} more; n_ctx is {most}")
 
-    def _begin(self, prompt: Prompt, **wishes: Any) -> tuple[Lease, Completion, Logits]:
-        """Acquire, restore and prefill; what cannot be restored is quarantined, the next tried."""
+    def _begin(self, prompt: Prompt, **options: Any) -> tuple[Lease, Completion, Logits]:
+        """Acquire, restore and prefill; a source that cannot be restored is quarantined."""
         while True:
-            lease = self.pool.acquire(prompt, **wishes)
+            lease = self.pool.acquire(prompt, **options)
             if not isinstance(lease, Lease):
-                why = self.pool.last_refusal if lease is None else lease
-                raise ConfigError(f"no room or no lane for the request: {why}")
+                reason = self.pool.last_refusal if lease is None else lease
+                raise ConfigError(f"no room or no lane for the request: {reason}")
             done = Completion.begun(lease)
             try:
                 return lease, done, self._prefill(lease, done)
@@ -182,7 +182,7 @@ class PooledLlama:
                 done.restored = engine.restored(lane)
             if chunk.checkpoint:
                 self._checkpoint(lease, chunk.checkpoint)
-        if logits is None:  # a full hit: the image says what comes next
+        if logits is None:  # a full hit: the logits are in the image
             engine.ready(lane, begin=lease.start, table=lease.pages)
             done.restored = engine.restored(lane)
             logits = engine.tail_logits(lane)
@@ -213,7 +213,7 @@ class PooledLlama:
                 logits = self._step(lease, token)
             self._checkpoint(lease, "frontier")
             done.key = lease.commit(position=self.engine.position(lease.lane))
-        except GeneratorExit:  # cancelled: checkpoints that it has crossed are retained
+        except GeneratorExit:  # cancelled: checkpoints already taken are retained
             done.key = lease.commit(position=self.engine.position(lease.lane))
             raise
 
@@ -232,7 +232,7 @@ class PooledLlama:
         return str(self.llama.detokenize(tokens).decode("utf-8", "replace"))
 
     def _checkpoint(self, lease: Lease, kind: str) -> None:
-        """Take a checkpoint: first the pages, then what its operations say (G11)."""
+        """Take a checkpoint: write the pages first, then carry out its operations (G11)."""
         self.engine.write_pages(lease.lane, lease.pages)
         self._execute(lease.checkpoint(kind, position=self.engine.position(lease.lane)))
 
@@ -247,7 +247,7 @@ class PooledLlama:
             else:
                 self.engine.reset(each.lane)
 
-    # -- as llama-cpp-python's -----------------------------------------------------------------
+    # -- llama-cpp-python's interface ----------------------------------------------------------
 
     def create_completion(
         self,
@@ -262,9 +262,9 @@ class PooledLlama:
         stop: str | Sequence[str] | None = (),
         **options: Any,
     ) -> dict[str, Any]:
-        """Answer like `llama_cpp.Llama.create_completion`, with what the pool did in ``pool``.
+        """Answer as `llama_cpp.Llama.create_completion` does, with the reuse in ``pool``.
 
-        ``stop`` are texts that end it and are cut off; ``options`` as `stream` takes them.
+        ``stop`` are texts that end it and are removed; ``options`` as `stream` takes them.
         """
         sampling = LlamaSampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed

@@ -17,7 +17,7 @@ CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaSampling:
-    """How a token is chosen, as `llama_cpp.Llama.generate` names it; greedy as it stands.
+    """Sampling parameters, named as in `llama_cpp.Llama.generate`; greedy by default.
 
     Raises:
         ConfigError: a value out of range.
@@ -40,7 +40,7 @@ class LlamaSampling:
 
 
 class LlamaSampler:
-    """Chooses one request's tokens. Close it."""
+    """Chooses one request's tokens; `close` frees it."""
 
     def __init__(self, sampling: LlamaSampling) -> None:
         self._chain: Any = None

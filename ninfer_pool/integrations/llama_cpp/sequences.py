@@ -1,4 +1,4 @@
-"""Several sequences of one model in a llama.cpp context: decode, remove, take out, put back."""
+"""Several sequences of one model in a llama.cpp context: decode, remove, copy state out and in."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ NEEDED = (
 
 
 class LibraryError(RuntimeError):
-    """llama.cpp said no to what should have worked."""
+    """A call of llama.cpp failed."""
 
 
 class RestoreError(LibraryError):
-    """What was retained could not be brought back."""
+    """A retained state could not be restored."""
 
 
 class Sequences:
     """A context of its own on the model of a `llama_cpp.Llama`, with ``lanes`` sequences.
 
-    Each sequence has its own stream of ``n_ctx`` cells, so that what is put back lies in the
-    cells that a cold run would have used and is attended to in the same order: same bits.
+    Each sequence has its own stream of ``n_ctx`` cells. A restored state is stored in the cells
+    of a cold run and attended to in the same order, so its bits are the same.
 
     Args:
-        llama: lends its model and its context's settings; its own context is not touched.
+        llama: provides its model and its context's settings; its own context is not used.
 
     Raises:
-        ConfigError: a library too old, a model whose state cannot be taken out by position.
+        ConfigError: a library too old, a model whose state cannot be copied by position.
     """
 
     def __init__(self, llama: llama_cpp.Llama, *, lanes: int, n_ctx: int) -> None:
@@ -70,7 +70,7 @@ class Sequences:
         self.hybrid = bool(llama_cpp.llama_model_is_hybrid(llama.model))
         self.vocab_size = int(llama.n_vocab())
         self._copying: set[int] = set()
-        """Lanes of copies that the library has put off until it decodes."""
+        """Lanes of copies that the library delays until it decodes."""
 
     def close(self) -> None:
         """Free the context; nothing may be called afterwards."""
@@ -83,7 +83,7 @@ class Sequences:
         In one call of the library, so at most ``n_batch`` tokens.
 
         Raises:
-            LibraryError: the library failed; what the lane holds is not known any more.
+            LibraryError: the library failed; the lane's contents are undefined then.
         """
         if self.closed:
             raise LibraryError("closed: the context is freed")
@@ -106,15 +106,15 @@ class Sequences:
     def clear(self, lane: int) -> None:
         """Remove all of a lane."""
         if self.closed:
-            return  # all of it is gone
+            return  # freed with the context
         llama_cpp.llama_memory_seq_rm(self._memory, lane, -1, -1)
 
     def remove(self, lane: int, begin: int) -> bool:
-        """Remove the positions from ``begin`` on; False where the state cannot go back there."""
+        """Remove the positions from ``begin`` on; False where the state cannot be truncated."""
         return bool(llama_cpp.llama_memory_seq_rm(self._memory, lane, begin, -1))
 
     def copy(self, source: int, target: int) -> None:
-        """Make ``target`` hold what ``source`` holds, inside the library, once it decodes next."""
+        """Copy ``source`` to ``target`` inside the library, at its next decode."""
         self.clear(target)
         self._copying |= {source, target}
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
@@ -132,10 +132,10 @@ class Sequences:
         """Replace a lane's state, or with ``PARTIAL`` its recurrent part.
 
         Raises:
-            LibraryError: the library refused it, or a copy that was put off would undo it.
+            LibraryError: the library rejected it, or a delayed copy would undo it.
         """
         if lane in self._copying and not flags & PARTIAL:
-            raise LibraryError(f"lane {lane}: a copy of it is still to come")
+            raise LibraryError(f"lane {lane}: a copy of it is pending")
         size = data.size
         done = llama_cpp.llama_state_seq_set_data_ext(self._ctx, _pointer(data), size, lane, flags)
         if done != size:
@@ -158,9 +158,9 @@ def _check_library() -> None:
 
 
 def _check_model(llama: llama_cpp.Llama) -> None:
-    """Say no to a model or settings whose state cannot be resumed by position."""
+    """Raise `ConfigError` for a model or settings whose state cannot be resumed by position."""
     model = llama.model
-    no = {
+    unsupported = {
         "embedding=True": bool(llama.context_params.embeddings),
         "lora_path": getattr(llama, "lora_path", None) is not None,
         "sliding-window attention": llama_cpp.llama_model_n_swa(model) > 0,
@@ -168,7 +168,7 @@ def _check_model(llama: llama_cpp.Llama) -> None:
         "no attention layer": llama_cpp.llama_model_is_recurrent(model)
         and not llama_cpp.llama_model_is_hybrid(model),
     }
-    found = [what for what, bad in no.items() if bad]
+    found = [name for name, present in unsupported.items() if present]
     if found:
         raise ConfigError(
             f"model: {found[0]}; needs a causal model with full attention in some layers "

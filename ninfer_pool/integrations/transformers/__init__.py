@@ -2,17 +2,16 @@
 
     pip install '.[transformers]'    # from a checkout
 
-A hybrid model's cache refuses to be cropped, so the library computes a whole conversation again
-for every turn. Here the cache object is taken apart into the pool's pages and images and put
-together again at the deepest position that was kept; the model and its ``generate`` stay as they
-are.
+A hybrid model's cache cannot be cropped, so the library computes a whole conversation again for
+every turn. Here the cache object is split into the pool's pages and images, and rebuilt at the
+deepest retained position. The model and its ``generate`` are not changed.
 
     from ninfer_pool.integrations.transformers import PooledModel
 
     chat = PooledModel(model, pool_bytes=4 << 30)
     output, report = chat.generate(input_ids, max_new_tokens=200)
 
-Served: a `DynamicCache` of full attention, linear attention, or layers that have both. The same
+Supported: a `DynamicCache` of full attention, linear attention, or layers that have both. The same
 cuts of the prefill give the same bits; other cuts give logits that agree to rounding.
 """
 

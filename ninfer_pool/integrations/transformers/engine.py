@@ -1,4 +1,4 @@
-"""A model of the library as an engine: its caches taken apart into pages and images, and back."""
+"""A model of the library as an engine: its caches split into pages and images, and rebuilt."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def fresh_cache(model: Any) -> Any:
 
 @functools.cache
 def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
-    """What a class's forward takes."""
+    """Return the names of a forward's parameters."""
     return frozenset(inspect.signature(forward).parameters)
 
 
 def run(model: Any, tokens: Any, cache: Any) -> torch.Tensor:
-    """Run ``tokens`` behind what ``cache`` holds; return the logits after the last, fp32 (vocab,).
+    """Run ``tokens`` after those in ``cache``; return the logits after the last, fp32 (vocab,).
 
-    Positions are stated, as the library's ``generate`` does: not every model counts them from
-    the cache's length by itself.
+    Positions are passed explicitly, as the library's ``generate`` does: not every model derives
+    them from the cache's length.
     """
     begin, count = cache.get_seq_length(), len(tokens)
     ids = torch.as_tensor(np.asarray(tokens, dtype=np.int64), device=model.device)
-    known = _parameters(type(model).forward)
+    parameters = _parameters(type(model).forward)
     extra: dict[str, Any] = {}
-    if "position_ids" in known:
+    if "position_ids" in parameters:
         extra["position_ids"] = torch.arange(begin, begin + count, device=model.device)[None]
-    if "logits_to_keep" in known:
+    if "logits_to_keep" in parameters:
         extra["logits_to_keep"] = 1
     with torch.no_grad():
         found = model(input_ids=ids[None], cache=cache, use_cache=True, return_dict=True, **extra)
@@ -68,7 +68,7 @@ def run(model: Any, tokens: Any, cache: Any) -> torch.Tensor:
 
 
 class _Lane:
-    """A running sequence: the library's cache object, and the table that its KV came from."""
+    """A running sequence: the library's cache object, and the table of its KV's pages."""
 
     __slots__ = ("cache", "table")
 
@@ -82,7 +82,7 @@ class TransformersEngine:
 
     The slab is one uint8 (num_pages, page_bytes) on the model's device; a page holds K and V of
     its positions over all layers that have them. A lane is one cache object of the library's
-    own class. KV that a page holds is byte for byte what the cache object held.
+    own class. The KV in a page equals that of the cache object byte for byte.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class TransformersEngine:
         self.tolerance = TOLERANCE.get(model.dtype, LOW_PRECISION)
         self.vocab_size: int = model.config.get_text_config(decoder=True).vocab_size
         size = (config.num_pages, config.page_bytes)
-        with torch.inference_mode(mode=False):  # else it could be written in that mode alone
+        with torch.inference_mode(mode=False):  # else it could only be written in that mode
             self.slab = torch.zeros(size, dtype=torch.uint8, device=model.device)
             self._pages = [
                 (kv, kv.keys.view(self.slab), kv.values.view(self.slab)) for kv in layout.page
@@ -102,8 +102,10 @@ class TransformersEngine:
     # -- computing -------------------------------------------------------------------------
 
     def prefill(self, tokens: Any, *, lane: int, begin: int, table: Table) -> Logits:
-        """Compute positions ``[begin, begin + len(tokens))``, write their KV into the pages of
-        ``table``, and return the logits after the last token, fp32 (vocab,)."""
+        """Compute positions ``[begin, begin + len(tokens))`` and write their KV into pages.
+
+        ``table`` has the page ids. Returns the logits after the last token, fp32 (vocab,).
+        """
         last = run(self.model, tokens, self.continued(lane, begin=begin, table=table))
         self.store(lane, begin=begin, table=table)
         return last.cpu().numpy()
@@ -115,8 +117,8 @@ class TransformersEngine:
     def continued(self, lane: int, *, begin: int, table: Table) -> Any:
         """Return the lane's cache object with the KV of exactly the positions ``[0, begin)``.
 
-        Where it cannot be the KV that this very table's run has put there it is read from the
-        pages: a plain model is told nothing when its lane is given to another request.
+        The KV is read from the pages unless this table's own run has left it there: a plain
+        model gets no operation when another request takes its lane.
         """
         held = self._lanes[lane]
         if held.table is not table or self.position(lane) != begin:
@@ -128,7 +130,7 @@ class TransformersEngine:
         return held.cache
 
     def position(self, lane: int) -> int:
-        """Return how many positions the lane's cache object says it holds."""
+        """Return the number of positions in the lane's cache object."""
         length: int = self._lanes[lane].cache.get_seq_length()
         return length
 
@@ -155,7 +157,7 @@ class TransformersEngine:
     # -- the pool's operations -------------------------------------------------------------
 
     def execute(self, operations: Iterable[Operation]) -> None:
-        """Carry out what the pool asks for, in order."""
+        """Carry out the pool's operations in order."""
         for operation in operations:
             match operation:
                 case CopyPage(source, target):
@@ -177,7 +179,7 @@ class TransformersEngine:
         self.slab[self._ids(pages)] = row.view(len(pages), -1)
 
     def load_image(self, lane: int, pages: Sequence[int]) -> None:
-        """Replace the lane's cache object by a fresh one with the states in ``pages``."""
+        """Replace the lane's cache object by a new one with the states in ``pages``."""
         self.reset(lane)
         row = self.slab[self._ids(pages)].view(1, -1)
         for state in self.layout.image:
@@ -203,7 +205,7 @@ class TransformersEngine:
 
 
 def _read(place: LayerTensor, rows: torch.Tensor, pages: torch.Tensor, count: int) -> torch.Tensor:
-    """The first ``count`` positions in ``pages``, as the library's layers have them."""
+    """Return the first ``count`` positions in ``pages``, shaped as in the library's layers."""
     heads = rows[pages].transpose(0, 1).flatten(1, 2)[:, :count]
     return heads[None].to(place.device)
 
@@ -213,7 +215,7 @@ def _state(layer: Any, wanted: StateTensor) -> torch.Tensor:
         if (kind, index) == (wanted.kind, wanted.index):
             _check(wanted.region, tensor, wanted.region.shape)
             return tensor
-    raise ConfigError(f"cache: layer {wanted.layer} has no {wanted.kind} state any more")
+    raise ConfigError(f"cache: layer {wanted.layer} lost its {wanted.kind} state")
 
 
 def _check(place: LayerTensor, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:

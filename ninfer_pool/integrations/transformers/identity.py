@@ -20,8 +20,8 @@ _NOT_IDENTITY = ("transformers_version", "architectures")
 def weights_digest(model: Any) -> str:
     """Return ``sha256:…`` over the model's class, settings, parameters and buffers.
 
-    Read once and remembered on the model until a tensor is replaced or written in place; what
-    is written through ``.data`` is not noticed. O(bytes of the weights) the first time.
+    Computed once and cached on the model until a tensor is replaced or written in place. A write
+    through ``.data`` is not noticed. O(bytes of the weights) the first time.
 
     Raises:
         ConfigError: a tensor whose bytes cannot be read, such as one on the meta device.
@@ -38,10 +38,10 @@ def weights_digest(model: Any) -> str:
 def namespace_of(
     model: Any, *, weights: str | None = None, adapter: str | None = None, salt: str | None = None
 ) -> Namespace:
-    """Return the namespace of what ``model`` computes as it stands now.
+    """Return the namespace of ``model`` in its present form.
 
-    ``weights``: a digest that the caller knows, instead of `weights_digest`; ``adapter``: the
-    name of the adapter that is active, which the weights alone do not tell.
+    ``weights``: a digest in place of `weights_digest`. ``adapter``: the name of the active
+    adapter, which cannot be found from the weights.
     """
     settings = model.config.get_text_config(decoder=True)
     how = [
@@ -66,7 +66,7 @@ def namespace_of(
 
 
 def _fingerprint(model: Any) -> Iterator[tuple[Any, ...]]:
-    """What changes when a tensor is replaced, moved or written in place. O(tensors)."""
+    """Yield values that change when a tensor is replaced, moved or written in place. O(tensors)."""
     for name, tensor in _tensors(model):
         version = 0 if tensor.is_inference() else tensor._version
         place = 0 if tensor.is_meta else tensor.data_ptr()
@@ -92,7 +92,7 @@ def _digest(model: Any) -> str:
 
 
 def _settings(model: Any) -> bytes:
-    """The class and its settings, without where it came from and what wrote it."""
+    """Return the class and its settings as JSON, without their origin and the library's version."""
     known = model.config.to_dict()
     kept = {k: v for k, v in known.items() if k not in _NOT_IDENTITY and not k.startswith("_")}
     named = {"class": type(model).__qualname__, "module": type(model).__module__, **kept}

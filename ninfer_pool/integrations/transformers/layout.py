@@ -1,4 +1,4 @@
-"""What a cache object of the library holds, as the bytes of pages and images."""
+"""The tensors of a cache object of the library, as bytes of pages and images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUPPORTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTensor:
-    """A tensor inside a row of bytes: its first byte, dtype and shape, and where it is used."""
+    """A layer's tensor in a row of bytes: its first byte, dtype, shape, and the layer's device."""
 
     offset: int
     dtype: torch.dtype
@@ -39,11 +39,11 @@ class LayerTensor:
 
     @property
     def end(self) -> int:
-        """The byte after its last."""
+        """The first byte after it."""
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
     def view(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return it in each of ``rows``, uint8 (n, bytes), as (n, *shape) without a copy."""
+        """Return the tensor of each of ``rows``, uint8 (n, bytes), as (n, *shape), not copied."""
         typed = rows[:, self.offset : self.end].view(self.dtype)
         return torch.unflatten(typed, 1, self.shape)
 
@@ -70,7 +70,7 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """Where everything that a model's cache holds lies in its pages and its images."""
+    """The places of a cache's tensors in pages and images."""
 
     page_tokens: int
     page: tuple[KeyValues, ...]
@@ -93,10 +93,10 @@ class _Packer:
 
 
 def layout_of(cache: Any, *, page_tokens: int) -> CacheLayout:
-    """Return the layout of ``cache``, which some tokens of one sequence have gone through.
+    """Return the layout of ``cache``, which holds some tokens of one sequence.
 
     Raises:
-        ConfigError: a cache or a layer that cannot be taken apart, and why.
+        ConfigError: a cache or a layer that cannot be split, with the reason.
     """
     check_layers(cache)
     pages, images = _Packer(), _Packer()

@@ -25,21 +25,20 @@ from ninfer_pool.integrations.transformers.request import check_options, new_tok
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReuseReport:
-    """What the pool did for one call."""
+    """The reuse of one call."""
 
     prompt_tokens: int
     reused_tokens: int
-    """Tokens that were resumed; ``prompt_tokens`` - this many were computed."""
+    """Tokens of the prompt that were resumed; the others were computed."""
     generated_tokens: int
     reuse: str
     """``full_reset``, ``append_frontier`` or ``restore_<kind>_checkpoint``."""
     exact: bool
-    """The prompt's logits have the bits that a cold run by the pool's own cuts has."""
+    """True where the prompt's logits have the bits of a cold run by the pool's own cuts."""
     reason: str
-    """Why it hit as deep as it did: an explanation's reason, or a refusal's (then it ran past the
-    pool)."""
+    """The reason of the lookup's explanation, or of the refusal where the pool was not used."""
     retained_tokens: int
-    """How deep the next request can resume this sequence; 0: nothing was retained."""
+    """The deepest position at which a request can resume this sequence; 0: nothing is retained."""
     key: str | None
     """The key of the retained sequence, for ``pool.pin``, ``release`` and ``evict``."""
 
@@ -50,10 +49,10 @@ class ReuseReport:
 
 
 class Generated(NamedTuple):
-    """What `PooledModel.generate` gives."""
+    """The result of `PooledModel.generate`."""
 
     output: Any
-    """What the library's ``generate`` returned: ids (1, n + new), or its output object."""
+    """The result of the library's ``generate``: ids (1, n + new), or its output object."""
     report: ReuseReport
 
 
@@ -64,13 +63,13 @@ class PooledModel:
         model: a causal `PreTrainedModel` in eval mode.
         pool_bytes: bytes of the slab, on the model's device; or ``num_pages``.
         page_tokens: token positions in a page.
-        lanes: how many calls may run in the pool at once; what is beyond runs past it.
-        weights: a digest of the weights that the caller knows; None: it is worked out once.
+        lanes: calls that may run in the pool at once; further calls run without it.
+        weights: a digest of the weights; None: it is computed once.
         adapter: the name of an adapter that is active in the model.
         options: further fields of `PoolConfig`, such as ``grid``, ``policy`` or ``clock``.
 
     Raises:
-        ConfigError: a model that cannot be served, why, and what is supported.
+        ConfigError: a model that cannot be served, with the reason and the supported models.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class PooledModel:
         if type(page_tokens) is not int or page_tokens < 1:
             raise ConfigError(f"page_tokens: {page_tokens!r}; needs an int of 1 or more")
         if getattr(model, "_hf_peft_config_loaded", False) and adapter is None:
-            raise ConfigError("adapter: None; the model has adapters, so name what is active")
+            raise ConfigError("adapter: None; the model has adapters, so name the active one")
         layout = measure(model, page_tokens=page_tokens)
         if num_pages is None:
             num_pages = _pages(pool_bytes, layout.page_bytes)
@@ -103,7 +102,7 @@ class PooledModel:
         self.engine = TransformersEngine(model, config=config, layout=layout, namespace=space)
 
     def namespace(self, *, salt: str | None = None) -> Namespace:
-        """Return the identity of what the model computes as it stands, under a tenant's salt."""
+        """Return the identity of the model in its present form, under a tenant's salt."""
         weights, adapter = self._weights, self._adapter
         return namespace_of(self.model, weights=weights, adapter=adapter, salt=salt)
 
@@ -143,11 +142,11 @@ class PooledModel:
             input_ids: the whole prompt, integer (1, n); no padding.
             attention_mask: all ones, or None.
             boundaries: ``(position, kind)`` of the prompt's structure; see `Prompt`.
-            salt: a tenant's; nothing crosses it.
+            salt: a tenant's; requests under other salts share nothing with it.
             read, retain, exact, pin, priority: see `PrefixPool.acquire`.
             options: passed on to the library: sampling, stopping criteria, streamers …
 
-        Where the pool has no room or no lane the library runs without it; the report says so.
+        Where the pool has no room or no lane the library runs without it: see `ReuseReport.reason`.
 
         Raises:
             PromptError: an argument that cannot be served.
@@ -155,26 +154,26 @@ class PooledModel:
         """
         refuse_training(self.model)
         check_options(self.model, options)
-        told: dict[str, Any] = {"boundaries": boundaries, "salt": salt}
-        prompt = self.prompt(input_ids, attention_mask=attention_mask, **told)
-        reserve = new_tokens(self.model, options, prompt=len(prompt))
-        wishes: dict[str, Any] = {"read": read, "retain": retain, "exact": exact}
-        wishes |= {"pin": pin, "priority": priority}
-        lease = self._acquire(prompt, reserve, wishes)
-        if lease is None:
-            return self._past_the_pool(input_ids, options)
-        with lease:
-            return _Call(self, lease, input_ids, options).carry_out()
-
-    def _acquire(self, prompt: Prompt, reserve: int, wishes: dict[str, Any]) -> Lease | None:
-        """With room for all that may be generated, else for the prompt alone."""
-        for tokens in dict.fromkeys((reserve, 0)):
-            lease = self.pool.acquire(prompt, reserve_tokens=tokens, **wishes)
+        prompt = self.prompt(
+            input_ids, attention_mask=attention_mask, boundaries=boundaries, salt=salt
+        )
+        # With room for all new tokens, else for the prompt alone.
+        for tokens in dict.fromkeys((new_tokens(self.model, options, prompt=len(prompt)), 0)):
+            lease = self.pool.acquire(
+                prompt,
+                reserve_tokens=tokens,
+                read=read,
+                retain=retain,
+                exact=exact,
+                pin=pin,
+                priority=priority,
+            )
             if isinstance(lease, Lease):
-                return lease
-        return None
+                with lease:
+                    return _Call(self, lease, input_ids, options).run()
+        return self._without_pool(input_ids, options)
 
-    def _past_the_pool(self, input_ids: torch.Tensor, options: dict[str, Any]) -> Generated:
+    def _without_pool(self, input_ids: torch.Tensor, options: dict[str, Any]) -> Generated:
         refusal = self.pool.last_refusal
         output = call_library(self.model, input_ids, options)
         count = input_ids.shape[1]
@@ -200,12 +199,12 @@ def generate(
         ConfigError: ``pool`` is no `PooledModel`, or one of another model.
     """
     if getattr(pool, "model", None) is not model:
-        raise ConfigError(f"pool: {type(pool).__name__}; needs the PooledModel of this very model")
+        raise ConfigError(f"pool: {type(pool).__name__}; needs the PooledModel of this model")
     return pool.generate(input_ids, **options)
 
 
 def call_library(model: Any, input_ids: torch.Tensor, options: dict[str, Any], **extra: Any) -> Any:
-    """Return what the library's own ``generate`` gives for a prompt without padding."""
+    """Return the result of the library's own ``generate`` for a prompt without padding."""
     ids = input_ids.to(model.device)
     mask = torch.ones_like(ids)
     return model.generate(input_ids=ids, attention_mask=mask, **{**options, **extra})
@@ -224,8 +223,11 @@ def _pages(pool_bytes: Any, page_bytes: int) -> int:
 
 
 class _AfterPrompt(LogitsProcessor):
-    """Changes no score: the library calls it first when the whole prompt, and no more, is in the
-    cache object. A state at that position exists at no other time."""
+    """Calls ``reached`` once and changes no score.
+
+    The library calls it first when exactly the whole prompt is in the cache object. The state at
+    that position exists at no other time.
+    """
 
     def __init__(self, reached: Callable[[], None]) -> None:
         self._reached: Callable[[], None] | None = reached
@@ -247,7 +249,7 @@ class _Call:
         self._model, self._input_ids, self._options = pooled.model, input_ids, options
         self._last: Chunk | None = None
 
-    def carry_out(self) -> Generated:
+    def run(self) -> Generated:
         """Resume, prefill, generate, retain."""
         lease, engine = self._lease, self._engine
         try:
@@ -256,7 +258,7 @@ class _Call:
             output = self._generate()
             self._store_generated(output)
         finally:
-            engine.reset(lease.lane)  # while the lane is still ours
+            engine.reset(lease.lane)  # before the lease releases the lane
         lease.commit()
         return Generated(output, self._report(output))
 
@@ -268,7 +270,7 @@ class _Call:
             raise
 
     def _prefill(self) -> None:
-        """All chunks but the last, which the library computes to have logits to sample from."""
+        """Compute all chunks except the last, which the library computes for its logits."""
         lease, tokens = self._lease, self._lease.prompt.tokens
         for chunk in lease.chunks():
             if chunk.end == len(tokens):
@@ -298,7 +300,7 @@ class _Call:
         self._checkpoint(self._last.checkpoint if self._last is not None else None)
 
     def _store_generated(self, output: Any) -> None:
-        """Retain what was generated up to the frontier: the last token sampled has no state yet."""
+        """Retain the generated tokens up to the frontier: the last one sampled has no state yet."""
         lease = self._lease
         end = self._engine.position(lease.lane)
         made = sequences_of(output)[0, lease.frontier : end].cpu().numpy().astype(np.int32)
@@ -308,7 +310,7 @@ class _Call:
             self._checkpoint("frontier")
 
     def _take(self, tokens: Any) -> None:
-        """The cache object has gone on by these tokens: write their KV into pages."""
+        """Write the KV of tokens that the cache object already holds into pages."""
         lease = self._lease
         self._engine.store(lease.lane, begin=lease.frontier, table=lease.pages)
         lease.advance(tokens)

@@ -1,4 +1,4 @@
-"""Whether a model can be served through a pool: asked of the model itself, at construction."""
+"""A trial run at construction that shows whether a model can be served through a pool."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ninfer_pool.integrations.transformers.layout import (
 )
 
 CUT, TOKENS = 6, 9
-"""The trial run is taken apart after `CUT` tokens and goes on to `TOKENS`."""
+"""The trial run is split after `CUT` tokens and continues to `TOKENS`."""
 BOUND = {torch.float64: 1e-3, torch.float32: 1e-3}
 LOW_PRECISION_BOUND = 5e-2
 """RMS of the difference over that of the logits, in bf16 and fp16: a lost state shows as 1e-1 and
@@ -37,11 +37,11 @@ GROWING_ROPE = ("dynamic", "longrope")
 def measure(model: Any, *, page_tokens: int) -> CacheLayout:
     """Return the layout of ``model``'s pages and images, after a trial of nine tokens.
 
-    The trial takes a sequence apart, puts it into a fresh cache object, goes on, and compares
-    with the same tokens run at once; so state that is kept outside the cache shows here.
+    The trial splits a sequence's cache, rebuilds it, continues, and compares the logits with
+    those of the same tokens run at once. So state outside of the cache is found here.
 
     Raises:
-        ConfigError: a model that cannot be served, why, and what is supported.
+        ConfigError: a model that cannot be served, with the reason and the supported models.
     """
     refuse(model)
     refuse_training(model)
@@ -69,7 +69,7 @@ def measure(model: Any, *, page_tokens: int) -> CacheLayout:
 
 
 def refuse(model: Any) -> None:
-    """Raise `ConfigError` for a model that cannot be served, as far as its settings tell."""
+    """Raise `ConfigError` for a model whose settings show that it cannot be served."""
     if not _generates(model):
         raise ConfigError(f"model: a {type(model).__name__}; needs a causal PreTrainedModel")
     settings = model.config.get_text_config(decoder=True)
@@ -77,8 +77,8 @@ def refuse(model: Any) -> None:
         raise ConfigError(f"model: encoder-decoder; its cache depends on two inputs; {SUPPORTED}")
     if settings is not model.config:
         raise ConfigError(
-            f"model: {type(model).__name__} takes pictures or sound, which its token ids do not "
-            "tell apart; load its text model (…ForCausalLM)"
+            f"model: {type(model).__name__} takes pictures or sound, which token ids do not "
+            "identify; load its text model (…ForCausalLM)"
         )
     if "cache" not in inspect.signature(model.forward).parameters:
         raise ConfigError(f"model: forward takes no cache=, so no state comes out; {SUPPORTED}")
@@ -88,8 +88,8 @@ def refuse(model: Any) -> None:
     for kind in GROWING_ROPE:
         if f"'{kind}'" in rope:
             raise ConfigError(
-                f"model: rope of type {kind} turns earlier keys by the length that the sequence "
-                "had then, so equal tokens have unequal KV; needs a fixed rope"
+                f"model: rope of type {kind} rotates keys by the sequence's length at that time, "
+                "so equal tokens have unequal KV; needs a fixed rope"
             )
     if model.generation_config.cache_implementation is not None:
         raise ConfigError(
@@ -103,7 +103,7 @@ def _generates(model: Any) -> bool:
 
 
 def refuse_training(model: Any) -> None:
-    """Raise `ConfigError` in training mode, where dropout makes KV that no one can share."""
+    """Raise `ConfigError` in training mode, where dropout makes KV that cannot be shared."""
     if model.training:
         raise ConfigError("model: in training mode; call model.eval() first")
 
@@ -123,7 +123,7 @@ def _whole(model: Any, tokens: Any) -> Logits:
 
 
 def _resumed(model: Any, layout: CacheLayout, tokens: Any) -> Logits:
-    """The same logits by way of pages and an image: two tokens at once, then one."""
+    """Return the same logits through pages and an image: two tokens at once, then one."""
     images = -(-layout.image_bytes // layout.page_bytes)
     pages = -(-TOKENS // layout.page_tokens)
     config = PoolConfig(num_pages=pages + images + 1, lanes=2, **pool_layout(layout))

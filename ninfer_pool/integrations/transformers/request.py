@@ -1,4 +1,4 @@
-"""What a caller may ask of a pooled ``generate``, and what is refused instead of done wrongly."""
+"""The arguments of a pooled ``generate``; those that it cannot serve are rejected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PASSED_ON = (
     "streamer",
     "tokenizer",
 )
-"""Arguments of the library's ``generate`` beside the fields of its `GenerationConfig`."""
+"""Arguments of the library's ``generate`` that are no fields of its `GenerationConfig`."""
 ONE = ("num_beams", "num_return_sequences", "num_beam_groups")
 """Fields that must be 1 or unset: a lane holds one sequence."""
 UNSET = {
@@ -35,7 +35,7 @@ UNSET = {
 }
 """Fields that must be unset, and why."""
 DEFAULT_NEW_TOKENS = 20
-"""What the library generates where nobody says how many."""
+"""New tokens that the library generates by default."""
 
 
 def prompt_tokens(model: Any, input_ids: Any, attention_mask: Any) -> npt.NDArray[np.int32]:
@@ -61,7 +61,7 @@ def prompt_tokens(model: Any, input_ids: Any, attention_mask: Any) -> npt.NDArra
 
 
 def _check_padding(model: Any, input_ids: Any) -> None:
-    """Refuse what the library would take for padding and mask out."""
+    """Raise `PromptError` for tokens that the library would mask out as padding."""
     settings = model.generation_config
     pad, stop = settings.pad_token_id, settings.eos_token_id
     stops = stop if isinstance(stop, (list, tuple)) else [stop]
@@ -73,7 +73,7 @@ def _check_padding(model: Any, input_ids: Any) -> None:
 
 
 def check_options(model: Any, options: dict[str, Any]) -> None:
-    """Refuse what cannot be served from the pool, or would be served wrongly.
+    """Check the options of a call.
 
     Raises:
         PromptError: names the argument and the reason.
@@ -83,20 +83,21 @@ def check_options(model: Any, options: dict[str, Any]) -> None:
         if name not in PASSED_ON and (name not in fields or name.startswith("_")):
             raise PromptError(
                 f"{name}: not an argument of a pooled generate; needs a GenerationConfig field or "
-                f"one of {', '.join(PASSED_ON)}. What a model takes beside token ids is not told "
-                "apart by the pool"
+                f"one of {', '.join(PASSED_ON)}. The pool identifies a prompt by token ids alone"
             )
     for name in ONE:
-        if asked(model, options, name) not in (None, 1):
-            raise PromptError(f"{name}: {asked(model, options, name)}; a lane holds one sequence")
+        value = option(model, options, name)
+        if value not in (None, 1):
+            raise PromptError(f"{name}: {value}; a lane holds one sequence")
     for name, reason in UNSET.items():
-        if asked(model, options, name):
-            raise PromptError(f"{name}: {asked(model, options, name)!r}; needs None: {reason}")
-    if asked(model, options, "use_cache") is False:
+        value = option(model, options, name)
+        if value:
+            raise PromptError(f"{name}: {value!r}; needs None: {reason}")
+    if option(model, options, "use_cache") is False:
         raise PromptError("use_cache: False; without a cache there is nothing to resume")
 
 
-def asked(model: Any, options: dict[str, Any], name: str) -> Any:
+def option(model: Any, options: dict[str, Any], name: str) -> Any:
     """Return the value of a generation field: the caller's, else the configuration's."""
     if options.get(name) is not None:
         return options[name]
@@ -106,9 +107,9 @@ def asked(model: Any, options: dict[str, Any], name: str) -> Any:
 
 
 def new_tokens(model: Any, options: dict[str, Any], *, prompt: int) -> int:
-    """Return how many tokens the library will generate at most."""
-    explicit = asked(model, options, "max_new_tokens")
+    """Return the most tokens that the library will generate after ``prompt`` tokens."""
+    explicit = option(model, options, "max_new_tokens")
     if explicit is not None:
         return max(int(explicit), 0)
-    length = asked(model, options, "max_length")
+    length = option(model, options, "max_length")
     return max(int(length) - prompt, 0) if length is not None else DEFAULT_NEW_TOKENS
