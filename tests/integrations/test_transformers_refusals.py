@@ -110,7 +110,7 @@ def test_bytes_of_the_slab_are_what_was_asked_for() -> None:
 def test_adapters_must_be_named() -> None:
     model = fresh("llama")
     model._hf_peft_config_loaded = True
-    with pytest.raises(ConfigError, match="name what is active"):
+    with pytest.raises(ConfigError, match="name the active one"):
         pooled(model)
     assert pooled(model, adapter="chat-lora").namespace().adapter == "chat-lora"
 
