@@ -215,7 +215,7 @@ def _state(layer: Any, wanted: StateTensor) -> torch.Tensor:
         if (kind, index) == (wanted.kind, wanted.index):
             _check(wanted.region, tensor, wanted.region.shape)
             return tensor
-    raise ConfigError(f"cache: layer {wanted.layer} lost its {wanted.kind} state")
+    raise ConfigError(f"cache: layer {wanted.layer} has no {wanted.kind} state")
 
 
 def _check(place: LayerTensor, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
