@@ -152,9 +152,9 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add("--no-thinking", dest="thinking", action="store_false", help="answer without reasoning")
     add("--repeat", type=count, default=1, metavar="N", help="run N times, to show the reuse")
     model = parser.add_argument_group("the model").add_argument
-    model("--model", metavar="DIR", help="Hugging Face folder (default: the one shipped)")
+    model("--model", metavar="DIR", help="Hugging Face folder (default: the shipped model)")
     model("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
-    model("--dtype", choices=("fp32", "bf16", "fp16"), help="default: what suits the device")
+    model("--dtype", choices=("fp32", "bf16", "fp16"), help="default: by device")
     model("--kv-dtype", choices=("fp32", "bf16", "fp16", "int8-g64"), help="default: bf16")
     model("--kv-budget", metavar="SIZE", help="such as 4GiB (default: a share of the free memory)")
     model("--draft-tokens", type=int, default=0, choices=range(6), help="per round (default: 0)")

@@ -19,7 +19,6 @@ _LINEAR: Final = (
     "conv_channels",
     "conv_kept_columns",
 )
-_OPTIONAL: Final = ("rotary_dim", "rope_theta", "max_context", "vocab")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +60,6 @@ class Geometry:
     gdn_head_dim: int = 0
     conv_channels: int = 0
     conv_kept_columns: int = 0
-    rotary_dim: int | None = None
-    mrope_section: tuple[int, ...] | None = None
-    rope_theta: int | None = None
-    max_context: int | None = None
-    vocab: int | None = None
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -102,9 +96,6 @@ class Geometry:
             self._check_int(name, getattr(self, name), least=0)
         for name in _LINEAR:
             self._check_int(name, getattr(self, name), least=1 if self.linear_layers else 0)
-        for name in _OPTIONAL:
-            if getattr(self, name) is not None:
-                self._check_int(name, getattr(self, name), least=1)
 
     def _check_layers(self) -> None:
         total = self.full_attention_layers + self.linear_layers
@@ -203,23 +194,12 @@ def _geometry(name: str, record: object, origin: str) -> Geometry:
     values.setdefault("mtp_bytes_per_token", {})
     for table in ("kv_bytes_per_token", "mtp_bytes_per_token"):
         values[table] = _object(values.get(table), table, origin)
-    if "mrope_section" in values:
-        values["mrope_section"] = _section(values["mrope_section"], name, origin)
     needed = (*_POSITIVE, "linear_layers", "image_bytes")
     missing = [key for key in needed if key not in values]
     if missing:
         raise GeometryError(f"{origin}, model {name}, field {missing[0]}: missing; must be given")
     # Geometry itself checks every value's type.
     return Geometry(name=name, **values)  # type: ignore[arg-type]
-
-
-def _section(value: object, name: str, origin: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(part) is int and part > 0 for part in value):
-        shown = json.dumps(value)
-        raise GeometryError(
-            f"{origin}, model {name}, field mrope_section: {shown}; must be a list of counts"
-        )
-    return tuple(value)
 
 
 def _object(value: object, name: str, origin: str) -> dict[str, object]:

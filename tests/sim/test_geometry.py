@@ -74,11 +74,7 @@ def test_sizes_of_the_shipped_models(
 
 def test_every_field_of_a_record_is_kept() -> None:
     geometry = load_geometry("qwen3.8-27b")
-    assert {name: _plain(getattr(geometry, name)) for name in RECORD} == RECORD
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
+    assert {name: getattr(geometry, name) for name in RECORD} == RECORD
 
 
 def test_pages_may_have_another_length() -> None:
@@ -127,7 +123,6 @@ def test_a_missing_size_is_named(name: str, tmp_path: Path) -> None:
         ("q_heads", {"q_heads": 25}, "a multiple of kv_heads, 4"),
         ("gdn_head_dim", {"gdn_head_dim": 0}, "a whole number, 1 or more"),
         ("mtp_layers", {"mtp_layers": -1}, "a whole number, 0 or more"),
-        ("vocab", {"vocab": 0}, "a whole number, 1 or more"),
         ("image_bytes", {"image_bytes": 153_954_305}, "153954304"),
         ("image_bytes", {"image_bytes": 0}, "153954304"),
         ("image_bytes", {"conv_channels": 10_241}, "hidden tail"),
@@ -138,7 +133,6 @@ def test_a_missing_size_is_named(name: str, tmp_path: Path) -> None:
         ("kv_bytes_per_token.int8-g64", {"kv_bytes_per_token": {"int8-g64": 1}}, "33792"),
         ("mtp_bytes_per_token.bf16", {"mtp_bytes_per_token": {"bf16": 1}}, "4096"),
         ("mtp_bytes_per_token", {"mtp_bytes_per_token": {}}, "at least one KV type"),
-        ("mrope_section", {"mrope_section": [11, "x"]}, "a list of counts"),
     ],
 )
 def test_sizes_that_do_not_add_up_are_named(
