@@ -14,7 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from ninfer_pool.errors import ModelError, PromptError
-from ninfer_pool.runner.control_tokens import ControlTokenGuard, unmarked
+from ninfer_pool.runner.chat_template import ControlTokenGuard, unmarked
 from ninfer_pool.runner.encoder import Encoded, Encoder, RenderedText, any_of
 from ninfer_pool.runner.headers import THINK, UNTHINK, Headers, Message, lead_of
 from ninfer_pool.runner.outline import Outline

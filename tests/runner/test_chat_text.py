@@ -16,8 +16,7 @@ pytest.importorskip("jinja2")
 
 from ninfer_pool.errors import ModelError, PromptError
 from ninfer_pool.runner import Chat, Tokenizer
-from ninfer_pool.runner.chat_template import ChatTemplate
-from ninfer_pool.runner.control_tokens import NONCHARACTERS
+from ninfer_pool.runner.chat_template import NONCHARACTERS, ChatTemplate
 from ninfer_pool.runner.encoder import Encoder, RenderedText
 from tests.runner.chats import (
     KINDS,
