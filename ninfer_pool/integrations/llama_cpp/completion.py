@@ -53,7 +53,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class EndConditions:
     """The ends of a request: ``most`` tokens, a token that ``ends``, or a text of ``stops``."""
 
     most: int

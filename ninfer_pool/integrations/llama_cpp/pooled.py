@@ -15,7 +15,7 @@ from ninfer_pool.core.operations import CopyPage, LoadImage, Operation, SaveImag
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.errors import ConfigError, PromptError
-from ninfer_pool.integrations.llama_cpp.completion import Completion, Limits
+from ninfer_pool.integrations.llama_cpp.completion import Completion, EndConditions
 from ninfer_pool.integrations.llama_cpp.engine import LlamaEngine
 from ninfer_pool.integrations.llama_cpp.sampler import LlamaSampler, LlamaSampling
 from ninfer_pool.integrations.llama_cpp.sequences import Logits, RestoreError
@@ -122,12 +122,12 @@ class PooledLlama:
             prompt = self.prompt(prompt)
         self._check(prompt, max_tokens, stop)
         ends = self._ends if stop_tokens is None else set(stop_tokens).__contains__
-        limits = Limits(most=max_tokens, ends=ends, stops=tuple(stop), text=self.text)
+        end = EndConditions(most=max_tokens, ends=ends, stops=tuple(stop), text=self.text)
         sampler = LlamaSampler(sampling)
         try:
             lease, done, logits = self._begin(prompt, reserve_tokens=max_tokens, **pool_options)
             with lease:
-                yield from self._decode(lease, done, logits, sampler, limits)
+                yield from self._decode(lease, done, logits, sampler, end)
         finally:
             sampler.close()
         return done
@@ -194,20 +194,20 @@ class PooledLlama:
         done: Completion,
         logits: Logits,
         sampler: LlamaSampler,
-        limits: Limits,
+        end: EndConditions,
     ) -> Generator[int, None, None]:
         try:
             while True:
                 token = sampler.choose(logits)
-                if limits.ends(token):
+                if end.ends(token):
                     done.finish = "stop"
                     break
                 done.tokens.append(token)
                 yield token
-                if limits.has_stop(done.tokens):
+                if end.has_stop(done.tokens):
                     done.finish = "stop"
                     break
-                if len(done.tokens) == limits.most:
+                if len(done.tokens) == end.most:
                     done.finish = "length"
                     break
                 logits = self._step(lease, token)
