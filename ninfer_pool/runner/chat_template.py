@@ -22,6 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ninfer_pool.errors import ModelError, PromptError
+from ninfer_pool.runner.config import read_optional_json
 from ninfer_pool.runner.encoder import NOTHING, RenderedText, any_of
 
 FILE, FILE_JSON, CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
