@@ -55,7 +55,7 @@ def run_single_lane(trace: Trace, setup: Setup) -> RunOutcome:
         prefill_rate=setup.prefill_rate,
         decode_rate=setup.decode_rate,
     )
-    for result in sorted(served, key=lambda result: result.id):
+    for result in served:
         lost = max(0, result.matched - result.reused)
         reason = "no_checkpoint_before" if lost else "hit" if result.reused else "no_entry"
         tally.add(

@@ -16,7 +16,6 @@ Rules of the reader:
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import itertools
@@ -32,6 +31,7 @@ from ninfer_pool.core.namespace import MAX_SALT
 from ninfer_pool.core.prompt import KINDS
 from ninfer_pool.errors import TraceError
 from ninfer_pool.sim.jsonl import Fields, file_lines, read_objects
+from ninfer_pool.sim.options import replacing
 
 FORMAT: Final = "ninfer-pool-trace"
 VERSION: Final = 1
@@ -134,16 +134,11 @@ def write_trace(path: Path | str, trace: Trace) -> None:
     parse_trace(io.BytesIO(data), name=trace.name, origin=str(path))
     if path.suffix == ".gz":
         data = gzip.compress(data, compresslevel=9, mtime=0)
-    # Next to the target, so that the rename stays on one file system and is atomic.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        with replacing(path) as draft:
+            draft.write_bytes(data)
     except OSError as error:
         raise TraceError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def make_header(name: str, *, source: str, licence: str, notes: str) -> dict[str, object]:
