@@ -13,12 +13,12 @@ from ninfer_pool.server.dialect import (
     ANTHROPIC,
     Body,
     CacheControl,
-    Fields,
     Fraction,
     MessageParts,
     Name,
     Part,
     Stop,
+    StrictModel,
     Whole,
     check,
     controls,
@@ -38,7 +38,7 @@ NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["threa
 # -- parts of messages ----------------------------------------------------------------------
 
 
-class _Text(Fields):
+class _Text(StrictModel):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
@@ -54,7 +54,7 @@ _Texts = Annotated[
 ]
 
 
-class _ToolResult(Fields):
+class _ToolResult(StrictModel):
     type: Literal["tool_result"]
     tool_use_id: str
     content: _Texts | None = None
@@ -70,20 +70,20 @@ class _ToolResult(Fields):
         return [*parts[:-1], Part(last, marked=True)]
 
 
-class _Thinking(Fields):
+class _Thinking(StrictModel):
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
 
 
-class _RedactedThinking(Fields):
+class _RedactedThinking(StrictModel):
     """Its text is encrypted: the model gets none of it."""
 
     type: Literal["redacted_thinking"]
     data: str
 
 
-class _ToolUse(Fields):
+class _ToolUse(StrictModel):
     type: Literal["tool_use"]
     id: str
     name: Name
@@ -121,14 +121,14 @@ _TEXT_OR_PARTS = text_or_list(why="text or a list of parts")
 # -- messages and tools ---------------------------------------------------------------------
 
 
-class _User(Fields):
+class _User(StrictModel):
     role: Literal["user"]
     content: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[list[_UserPart], Tag("<list>")], _TEXT_OR_PARTS
     ]
 
 
-class _Assistant(Fields):
+class _Assistant(StrictModel):
     role: Literal["assistant"]
     content: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[list[_AssistantPart], Tag("<list>")],
@@ -136,7 +136,7 @@ class _Assistant(Fields):
     ]
 
 
-class _System(Fields):
+class _System(StrictModel):
     role: Literal["system"]
     content: _Texts
 
@@ -153,7 +153,7 @@ _Message = Annotated[
 ]
 
 
-class _Tool(Fields):
+class _Tool(StrictModel):
     type: Annotated[Any, only(["custom"], why="'custom': the server has no tools of its own")] = (
         None
     )
@@ -174,18 +174,18 @@ class _Tool(Fields):
         return {"type": "function", "function": function}
 
 
-class _ToolChoice(Fields):
+class _ToolChoice(StrictModel):
     type: Literal["auto", "none"]
     disable_parallel_tool_use: bool | None = None
 
 
-class _ThinkingSwitch(Fields):
+class _ThinkingSwitch(StrictModel):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Whole | None = None
     display: str | None = None
 
 
-class _OutputConfig(Fields):
+class _OutputConfig(StrictModel):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: Annotated[Any, only([], why="null: no format can be forced here")] = None
     task_budget: Any = None

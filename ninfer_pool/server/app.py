@@ -61,7 +61,7 @@ def create_app(service: Service) -> Starlette:
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
-            ClientDisconnect: _nobody,
+            ClientDisconnect: _disconnected,
             Exception: _fault,
         },
     )
@@ -122,7 +122,7 @@ class Routes:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    # -- what models are asked -------------------------------------------------------------
+    # -- requests to the model -------------------------------------------------------------
 
     async def chat(self, request: HttpRequest) -> Response:
         """POST /v1/chat/completions."""
@@ -154,17 +154,15 @@ class Routes:
         """
         most = self._service.settings.max_request_bytes
         stated = request.headers.get("content-length", "")
-        parts, length = list[bytes](), int(stated) if stated.isdecimal() else 0
-        if length <= most:
-            length = 0
-            async for part in request.stream():
-                parts.append(part)
-                length += len(part)
-                if length > most:
-                    break
-        if length > most:
-            text = f"the body has more than {most >> 20} MiB; send less, or raise --max-request-mib"
+        text = f"the body has more than {most >> 20} MiB; send less, or raise --max-request-mib"
+        if stated.isdecimal() and int(stated) > most:
             raise ApiError(413, text)
+        parts, length = list[bytes](), 0
+        async for part in request.stream():
+            length += len(part)
+            if length > most:
+                raise ApiError(413, text)
+            parts.append(part)
         return b"".join(parts)
 
     async def count_tokens(self, request: HttpRequest) -> Response:
@@ -172,10 +170,10 @@ class Routes:
         prepared = await self._prepared(request, anthropic.parse_count)
         return JSONResponse({"input_tokens": len(prepared.prompt)})
 
-    # -- what there is ---------------------------------------------------------------------
+    # -- models, health and metrics --------------------------------------------------------
 
     async def models(self, _: HttpRequest) -> Response:
-        """GET /v1/models: what OpenAI's and Anthropic's clients read of it, in one."""
+        """GET /v1/models: the fields of OpenAI's and Anthropic's clients, in one."""
         names = self._service.settings.model_ids
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         data = [self._model(name) for name in names]
@@ -200,14 +198,14 @@ class Routes:
         }
 
     async def health(self, _: HttpRequest) -> Response:
-        """GET /health: for whoever watches over the process; needs no key."""
+        """GET /health: for a supervisor of the process; needs no key."""
         failure = self._service.engine.failure
         if failure is not None:
             return JSONResponse({"status": "failed"}, status_code=503)
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: HttpRequest) -> Response:
-        """GET /metrics: Prometheus text for scrapers, JSON for everyone else."""
+        """GET /metrics: Prometheus text for scrapers, JSON for all others."""
         accept = request.headers.get("accept", "")
         metrics = self._service.metrics
         if not wants_prometheus(accept):
@@ -224,7 +222,7 @@ class Routes:
         return JSONResponse(await self._aside(lambda: status.pool(self._service, salt=salt)))
 
     async def explain(self, request: HttpRequest) -> Response:
-        """POST /pool/explain: a request of any dialect in, why it would hit as it would out."""
+        """POST /pool/explain: an explanation of the hit of a request of any dialect."""
         anthropic_shaped = "anthropic-version" in request.headers
         prepared = await self._prepared(
             request, anthropic.parse_count if anthropic_shaped else openai.parse_explain
@@ -233,7 +231,7 @@ class Routes:
         return JSONResponse(await aside(lambda: status.explanation(self._service, prepared)))
 
     async def clear(self, request: HttpRequest) -> Response:
-        """DELETE /pool/entries: one tenant's, or everybody's where no salt is given."""
+        """DELETE /pool/entries: one tenant's, or all without a salt."""
         salt = _salt(request)
         return JSONResponse(await self._aside(lambda: status.clear(self._service, salt=salt)))
 
@@ -270,22 +268,22 @@ class Routes:
         """GET /pool/entries/{key}/file: ``?tokens=false`` leaves the token ids out."""
         key, tokens = await self._key(request), request.query_params.get("tokens", "true")
         if tokens not in ("true", "false"):
-            told = f"tokens: {tokens[:20]!r}; needs true or false"
-            raise ApiError(400, told, param="tokens")
+            text = f"tokens: {tokens[:20]!r}; needs true or false"
+            raise ApiError(400, text, param="tokens")
         return await files.download(self._service, key, tokens=tokens == "true")
 
     async def upload(self, request: HttpRequest) -> Response:
-        """POST /pool/entries/file: the body is what a download gave."""
+        """POST /pool/entries/file: the body is a download's."""
         return JSONResponse(await files.upload(self._service, request, salt=_salt(request)))
 
     async def _aside(self, work: Callable[[], Any]) -> Any:
-        """Do what needs the pool's lock: in a thread where a tier may hold it for long."""
+        """Run a function that takes the pool's lock; in a thread where a tier may hold it."""
         if self._service.runner.tiers.shelves:
             return await asyncio.to_thread(work)
         return work()
 
     async def _key(self, request: HttpRequest) -> str:
-        """The key of the path, if the caller's tenant has an entry of that key."""
+        """Return the key of the path, if the caller's tenant has an entry of that key."""
         key: str = request.path_params["key"]
         found = await self._aside(lambda: self._service.runner.pool.find(key))
         if not any(info.namespace.salt == _salt(request) for info in found):
@@ -294,21 +292,21 @@ class Routes:
 
 
 def _salt(request: HttpRequest) -> str | None:
-    """The tenant on whose behalf the pool is looked at.
+    """Return the salt of the caller's tenant.
 
     Raises:
-        ApiError: 400; one is named that nobody can have. It must not be taken for none.
+        ApiError: 400; no valid salt, which must not be taken for none.
     """
     salt = request.headers.get("x-cache-salt")
     salt = request.query_params.get("cache_salt") if salt is None else _utf8(salt)
     if salt is not None and (not 0 < len(salt) <= MAX_SALT or "\0" in salt):
-        told = f"cache_salt: {salt[:20]!r}; needs 1 to {MAX_SALT} characters, none of them NUL"
-        raise ApiError(400, told, param="cache_salt")
+        text = f"cache_salt: {salt[:20]!r}; needs 1 to {MAX_SALT} characters, none of them NUL"
+        raise ApiError(400, text, param="cache_salt")
     return salt
 
 
 def _utf8(value: str) -> str:
-    """A header's text as clients mean it: UTF-8, or where it is none, Latin-1."""
+    """Return a header's text, read as UTF-8, else as Latin-1."""
     try:
         return value.encode("latin-1").decode("utf-8")
     except UnicodeError:
@@ -326,22 +324,22 @@ async def _api_error(request: HttpRequest, error: Exception) -> Response:
 
 async def _http_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    told = f"{request.method} {request.url.path[:MOST_SHOWN]}: {error.detail}"
-    answer = error_response(ApiError(error.status_code, told), request.url.path)
+    text = f"{request.method} {request.url.path[:MOST_SHOWN]}: {error.detail}"
+    answer = error_response(ApiError(error.status_code, text), request.url.path)
     if error.status_code == HTTP_405_METHOD_NOT_ALLOWED:
         answer.headers["allow"] = ", ".join(_allowed(request))
     return answer
 
 
 def _allowed(request: HttpRequest) -> list[str]:
-    """The methods of a path, which several routes may share."""
+    """Return the methods of a path, which several routes may share."""
     routes = [each for each in request.app.routes if isinstance(each, Route)]
     fit = [each for each in routes if each.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for each in fit for method in each.methods or ()})
 
 
-async def _nobody(_: HttpRequest, __: Exception) -> Response:
-    """The client left before its request was whole: nobody hears this."""
+async def _disconnected(_: HttpRequest, __: Exception) -> Response:
+    """Answer a client that left before its request was complete: this is never sent."""
     return Response(status_code=400)
 
 

@@ -28,13 +28,13 @@ NEEDS = "needs"
 MAX_STOP_CHARACTERS, MAX_HINT_CHARACTERS, MAX_BREAKPOINTS = 500, 500, 4
 
 
-class Fields(BaseModel):
+class StrictModel(BaseModel):
     """Named fields of one JSON object: no others, and each of its very type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-Model = TypeVar("Model", bound=Fields)
+Model = TypeVar("Model", bound=StrictModel)
 
 # -- kinds of fields ------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # -- fields of every body -------------------------------------------------------------------
 
 
-class CacheControl(Fields):
+class CacheControl(StrictModel):
     """A mark after which a client wants a checkpoint."""
 
     type: Literal["ephemeral"]
@@ -104,7 +104,7 @@ class CacheControl(Fields):
     scope: str | None = None
 
 
-class Switches(Fields):
+class Switches(StrictModel):
     """Arguments of the template that are checked in every place."""
 
     enable_thinking: bool | None = None
@@ -113,7 +113,7 @@ class Switches(Fields):
 
 
 class Controls(Switches):
-    """Fields of a body or a header, in every dialect."""
+    """StrictModel of a body or a header, in every dialect."""
 
     retain_prefix: bool | None = None
     allow_prefix_reuse: bool | None = None
@@ -126,7 +126,7 @@ class Controls(Switches):
 
 
 class Body(Controls):
-    """Fields of all dialects' bodies."""
+    """StrictModel of all dialects' bodies."""
 
     model: str | None = None
     stream: bool | None = None

@@ -12,12 +12,12 @@ from ninfer_pool.server.dialect import (
     OPENAI,
     Body,
     CacheControl,
-    Fields,
     Fraction,
     MessageParts,
     Name,
     Part,
     Stop,
+    StrictModel,
     Whole,
     check,
     controls,
@@ -38,7 +38,7 @@ TEXT_ALONE = "null, text or a list of text parts: this model reads and writes te
 # -- messages and tools ---------------------------------------------------------------------
 
 
-class _Text(Fields):
+class _Text(StrictModel):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
@@ -48,7 +48,7 @@ class _Text(Fields):
         return Part(self.text, marked=bool(self.cache_control or self.prompt_cache_breakpoint))
 
 
-class _Refusal(Fields):
+class _Refusal(StrictModel):
     type: Literal["refusal"]
     refusal: str
 
@@ -71,7 +71,7 @@ _Answer = Annotated[
 _TOOLS_INSTEAD = "null: this is an old name; use tools and tool_choice"
 
 
-class _CalledFunction(Fields):
+class _CalledFunction(StrictModel):
     name: Name
     arguments: str
 
@@ -81,7 +81,7 @@ class _CalledFunction(Fields):
         return {"name": self.name, "arguments": text if found is None else found}
 
 
-class _ToolCall(Fields):
+class _ToolCall(StrictModel):
     id: str
     type: Literal["function"] = "function"
     function: _CalledFunction
@@ -91,19 +91,19 @@ class _ToolCall(Fields):
         return {"id": self.id, "type": "function", "function": self.function.plain()}
 
 
-class _System(Fields):
+class _System(StrictModel):
     role: Literal["system", "developer"]
     content: _Content
     name: str | None = None
 
 
-class _User(Fields):
+class _User(StrictModel):
     role: Literal["user"]
     content: _Content
     name: str | None = None
 
 
-class _Assistant(Fields):
+class _Assistant(StrictModel):
     """May be an answer of ours as a client echoes it, with all that was null in it."""
 
     role: Literal["assistant"]
@@ -117,7 +117,7 @@ class _Assistant(Fields):
     function_call: Annotated[Any, only([], why=_TOOLS_INSTEAD)] = None
 
 
-class _ToolResult(Fields):
+class _ToolResult(StrictModel):
     role: Literal["tool"]
     content: _Content
     tool_call_id: str
@@ -138,14 +138,14 @@ _Message = Annotated[
 ]
 
 
-class _Function(Fields):
+class _Function(StrictModel):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class _Tool(Fields):
+class _Tool(StrictModel):
     type: Literal["function"]
     function: _Function
     cache_control: CacheControl | None = None
@@ -157,13 +157,13 @@ _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _ONE = "1: one answer a request"
 
 
-class _StreamOptions(Fields):
+class _StreamOptions(StrictModel):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class _Shared(Body):
-    """Fields of both of OpenAI's bodies, then known ones without effect."""
+    """StrictModel of both of OpenAI's bodies, then known ones without effect."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     min_p: Fraction | None = None
@@ -269,7 +269,7 @@ def parse_explain(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     return (_completion if raw else _chat)(data, headers, endpoint=EXPLAIN)
 
 
-class _Pin(Fields):
+class _Pin(StrictModel):
     pinned: bool = True
 
 
