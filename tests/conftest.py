@@ -7,6 +7,8 @@ import signal
 import pytest
 from hypothesis import settings
 
+from tests.pairwise import left_out
+
 settings.register_profile("ci", derandomize=True, database=None, deadline=None)
 settings.register_profile("long", settings.get_profile("ci"), max_examples=2_000)
 
@@ -28,6 +30,13 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("long" if config.getoption("--long") else "ci")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Draw crossed tests pairwise, except with `--long`."""
+    if not config.getoption("--long") and (gone := left_out(items)):
+        config.hook.pytest_deselected(items=gone)
+        items[:] = [item for item in items if item not in gone]
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ KINDS: dict[str, dict[str, str]] = {
     "bf16-int8": {"dtype": "bf16", "kv_dtype": "int8-g64"},
     "fp16": {"dtype": "fp16", "kv_dtype": "fp16"},
 }
+pytestmark = pytest.mark.pairwise(kind=KINDS)
 _models: dict[tuple[str, int], Model] = {}
 
 
