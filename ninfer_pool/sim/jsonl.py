@@ -20,7 +20,7 @@ _SHOWN: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class JsonFields:
     """The fields of one JSON object, checked where they are read.
 
     ``where`` names the file and the line for errors, ``path`` the object inside that line, such
@@ -103,20 +103,20 @@ class Fields:
                 raise self.error(name, item, shape)
             yield item
 
-    def child(self, name: str) -> Fields:
+    def child(self, name: str) -> JsonFields:
         """Return the fields of an object."""
         return self.item(name, self.get(name))
 
-    def children(self, name: str) -> Iterator[Fields]:
+    def children(self, name: str) -> Iterator[JsonFields]:
         """Yield the fields of each object of a list."""
         for number, item in enumerate(self.items(name)):
             yield self.item(f"{name}[{number}]", item)
 
-    def item(self, name: str, value: object) -> Fields:
+    def item(self, name: str, value: object) -> JsonFields:
         """Return the fields of a value that must be an object."""
         if not isinstance(value, dict):
             raise self.error(name, value, "an object")
-        return Fields(value, self.where, f"{self.path}{name}.")
+        return JsonFields(value, self.where, f"{self.path}{name}.")
 
     def constants(self, what: str, **wanted: object) -> None:
         """Check fields that have one right value: those of the header of `what`."""
@@ -126,7 +126,7 @@ class Fields:
                 raise self.error(name, value, f"{json.dumps(constant)} (the header of {what})")
 
 
-def read_objects(lines: Iterable[bytes], *, origin: str) -> Iterator[Fields]:
+def read_objects(lines: Iterable[bytes], *, origin: str) -> Iterator[JsonFields]:
     """Yield each line of a file as a JSON object; blank lines may only end the file.
 
     Raises:
@@ -158,7 +158,7 @@ def decode(line: bytes, *, where: str) -> str:
         raise TraceError(f"{where}: not UTF-8 text; must be JSON Lines") from error
 
 
-def parse_object(text: str | bytes, *, where: str) -> Fields:
+def parse_object(text: str | bytes, *, where: str) -> JsonFields:
     """Parse a JSON object; of a key that is given twice the last counts.
 
     Raises:
@@ -171,7 +171,7 @@ def parse_object(text: str | bytes, *, where: str) -> Fields:
         raise TraceError(f"{where}: not valid JSON ({reason}); must be a JSON object") from error
     if not isinstance(record, dict):
         raise TraceError(f"{where}: not a JSON object; must be one")
-    return Fields(record, where)
+    return JsonFields(record, where)
 
 
 def file_lines(path: Path) -> Iterator[bytes]:

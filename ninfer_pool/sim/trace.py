@@ -30,7 +30,7 @@ from ninfer_pool.core.keys import is_text
 from ninfer_pool.core.namespace import MAX_SALT
 from ninfer_pool.core.prompt import KINDS
 from ninfer_pool.errors import TraceError
-from ninfer_pool.sim.jsonl import Fields, file_lines, read_objects
+from ninfer_pool.sim.jsonl import JsonFields, file_lines, read_objects
 from ninfer_pool.sim.options import replacing
 
 FORMAT: Final = "ninfer-pool-trace"
@@ -165,7 +165,7 @@ def trace_name(path: Path) -> str:
 # --- the rules of one line ------------------------------------------------------------------------
 
 
-def _request(fields: Fields, earlier: list[TraceRequest]) -> TraceRequest:
+def _request(fields: JsonFields, earlier: list[TraceRequest]) -> TraceRequest:
     for name in _REQUIRED:
         fields.get(name)
     length = fields.whole("input", least=1)
@@ -187,21 +187,21 @@ def _request(fields: Fields, earlier: list[TraceRequest]) -> TraceRequest:
     )
 
 
-def _id(fields: Fields, expected: int) -> int:
+def _id(fields: JsonFields, expected: int) -> int:
     value = fields.get("id")
     if type(value) is not int or value != expected:
         raise fields.error("id", value, f"{expected} (ids count 0, 1, 2 ... in file order)")
     return value
 
 
-def _time(fields: Fields, earlier: list[TraceRequest]) -> float:
+def _time(fields: JsonFields, earlier: list[TraceRequest]) -> float:
     now = fields.seconds("t")
     if earlier and now < earlier[-1].t:
         raise fields.error("t", fields.get("t"), f"{earlier[-1].t} or later (time never goes back)")
     return now
 
 
-def _parent(fields: Fields, earlier: list[TraceRequest]) -> TraceRequest | None:
+def _parent(fields: JsonFields, earlier: list[TraceRequest]) -> TraceRequest | None:
     value = fields.get("parent")
     if value is None:
         return None
@@ -211,7 +211,7 @@ def _parent(fields: Fields, earlier: list[TraceRequest]) -> TraceRequest | None:
     return earlier[value]
 
 
-def _shared(fields: Fields, parent: TraceRequest | None, length: int) -> int:
+def _shared(fields: JsonFields, parent: TraceRequest | None, length: int) -> int:
     shared = fields.whole("shared")
     if parent is None:
         if shared:
@@ -223,7 +223,9 @@ def _shared(fields: Fields, parent: TraceRequest | None, length: int) -> int:
     return shared
 
 
-def check_shared(fields: Fields, shared: int, parent: TraceRequest, id: int | None = None) -> None:
+def check_shared(
+    fields: JsonFields, shared: int, parent: TraceRequest, id: int | None = None
+) -> None:
     """Check that a request shares no more than its parent has; ``id``: the parent's in the file."""
     if shared > parent.total:
         name = parent.id if id is None else id
@@ -232,7 +234,7 @@ def check_shared(fields: Fields, shared: int, parent: TraceRequest, id: int | No
 
 
 def read_boundaries(
-    fields: Fields, length: int, media: tuple[tuple[int, int, str], ...] = ()
+    fields: JsonFields, length: int, media: tuple[tuple[int, int, str], ...] = ()
 ) -> tuple[tuple[int, str], ...]:
     """Return the boundaries of a prompt of `length` tokens, checked."""
     previous = 1
@@ -250,7 +252,7 @@ def read_boundaries(
     return tuple(found)
 
 
-def _media(fields: Fields, length: int) -> tuple[tuple[int, int, str], ...]:
+def _media(fields: JsonFields, length: int) -> tuple[tuple[int, int, str], ...]:
     previous = 0
     found: list[tuple[int, int, str]] = []
     for first, last, digest in fields.tuples("media", 3, "[begin, end, digest]"):
@@ -268,7 +270,7 @@ def _media(fields: Fields, length: int) -> tuple[tuple[int, int, str], ...]:
     return tuple(found)
 
 
-def _salt(fields: Fields) -> str:
+def _salt(fields: JsonFields) -> str:
     salt = fields.text("salt")
     if not 1 <= len(salt) <= MAX_SALT or not is_text(salt):
         raise fields.error("salt", salt, f"1 to {MAX_SALT} characters of valid Unicode")

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ninfer_pool.sim.jsonl import Fields
+from ninfer_pool.sim.jsonl import JsonFields
 
 ROOT: Final = 0
 
@@ -52,7 +52,7 @@ class BlockTrie:
         self._ended[node] = request
 
 
-def block_ids(fields: Fields, *, tokens: int, size: int) -> list[int]:
+def block_ids(fields: JsonFields, *, tokens: int, size: int) -> list[int]:
     """Return the field ``hash_ids``: at most as many ids as `tokens` tokens have blocks."""
     ids = [fields.whole_item("hash_ids", item) for item in fields.items("hash_ids")]
     most = -(-tokens // size)

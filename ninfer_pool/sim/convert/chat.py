@@ -30,7 +30,7 @@ from typing import Final
 from ninfer_pool.sim.convert.chatml import MEDIA_POSITIONS, render_prompt, render_reply
 from ninfer_pool.sim.convert.counting import ByteCounter, PositionCounter, TokenCounter
 from ninfer_pool.sim.convert.radix import RadixTree
-from ninfer_pool.sim.jsonl import Fields, file_lines, read_objects
+from ninfer_pool.sim.jsonl import JsonFields, file_lines, read_objects
 from ninfer_pool.sim.trace import Trace, TraceRequest, make_header, trace_name
 
 _SESSION_FIELDS: Final = ("session_id", "user", "prompt_cache_key")
@@ -70,10 +70,10 @@ class _Line:
     """One line of the log: the chat request and the optional fields of the line."""
 
     t: float
-    request: Fields
+    request: JsonFields
     session: str | None
     kind: str
-    reply: Fields | None
+    reply: JsonFields | None
     counted: int
     """Logged length of the answer in tokens; 0 where there is none."""
     hidden: bool
@@ -102,14 +102,14 @@ def _lines(path: Path) -> Iterator[_Line]:
         )
 
 
-def _request(line: Fields) -> Fields:
+def _request(line: JsonFields) -> JsonFields:
     for name in ("body", "request"):
         if "messages" not in line.values and line.has(name):
-            return Fields(line.child(name).values, line.where)  # errors name its own fields
+            return JsonFields(line.child(name).values, line.where)  # errors name its own fields
     return line
 
 
-def _session(records: tuple[Fields, ...]) -> str | None:
+def _session(records: tuple[JsonFields, ...]) -> str | None:
     for record in records:
         for name in _SESSION_FIELDS:
             if record.has(name):
@@ -118,19 +118,19 @@ def _session(records: tuple[Fields, ...]) -> str | None:
     return None
 
 
-def _answer(line: Fields) -> Fields:
+def _answer(line: JsonFields) -> JsonFields:
     """Return the answer in a line: an API answer, a message, or nothing."""
     response = line.values.get("response")
     if response is None:
         choices = {"choices": line.values["choices"]} if line.has("choices") else {}
-        return Fields(choices, line.where, "response.")
+        return JsonFields(choices, line.where, "response.")
     if isinstance(response, str):
-        return Fields({"role": "assistant", "content": response}, line.where, "response.")
+        return JsonFields({"role": "assistant", "content": response}, line.where, "response.")
     answer = line.child("response")
     return answer.child("body") if answer.has("body") else answer
 
 
-def _reply(answer: Fields) -> Fields | None:
+def _reply(answer: JsonFields) -> JsonFields | None:
     if not answer.has("choices"):
         return answer if {"content", "tool_calls"} & set(answer.values) else None
     choices = answer.items("choices")
@@ -138,7 +138,7 @@ def _reply(answer: Fields) -> Fields | None:
     return first.child("message") if first is not None and first.has("message") else None
 
 
-def _counted(records: list[Fields]) -> tuple[int, int]:
+def _counted(records: list[JsonFields]) -> tuple[int, int]:
     """Return the tokens of the answer and of its reasoning, as the log counts them."""
     for record in records:
         usage = record.child("usage") if record.has("usage") else None
@@ -165,7 +165,7 @@ class _Clock:
     first: float = 0.0
     last: float = -1.0
 
-    def read(self, line: Fields) -> float:
+    def read(self, line: JsonFields) -> float:
         """Return the time of the next request, one second after the last where none is logged."""
         found = next((name for name in _TIME_FIELDS if line.has(name)), None)
         if self.last < 0:
@@ -189,7 +189,7 @@ class _Clock:
         return self.last
 
 
-def _time(line: Fields, name: str) -> float:
+def _time(line: JsonFields, name: str) -> float:
     value = line.get(name)
     if isinstance(value, str):
         try:
@@ -253,7 +253,7 @@ class _Linker:
         """Return all requests, with the answers that later prompts showed."""
         return tuple(self._requests)
 
-    def _lay_out(self, request: Fields) -> _Laid:
+    def _lay_out(self, request: JsonFields) -> _Laid:
         laid, parts, at, turn = _Laid(), list[bytes](), 0, 0
         for piece in render_prompt(request):
             parts.append(self._counter.units(piece))

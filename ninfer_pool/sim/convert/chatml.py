@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ninfer_pool.sim.jsonl import Fields
+from ninfer_pool.sim.jsonl import JsonFields
 
 MEDIA_POSITIONS: Final = 256
 GENERATION_PROMPT: Final = "<|im_start|>assistant\n"
@@ -39,7 +39,7 @@ class PromptPiece:
     end: End = ""
 
 
-def render_prompt(request: Fields) -> list[PromptPiece]:
+def render_prompt(request: JsonFields) -> list[PromptPiece]:
     """Render ``messages`` and ``tools`` of a chat request up to the generation prompt.
 
     Raises:
@@ -56,7 +56,7 @@ def render_prompt(request: Fields) -> list[PromptPiece]:
     return [*pieces, PromptPiece(text=GENERATION_PROMPT, end="turn")]
 
 
-def render_reply(message: Fields) -> list[PromptPiece]:
+def render_reply(message: JsonFields) -> list[PromptPiece]:
     """Render the reply of an assistant message; the last piece ends it."""
     parts = list(_content(message))
     values = message.values
@@ -67,16 +67,16 @@ def render_reply(message: Fields) -> list[PromptPiece]:
     return _join([*parts, PromptPiece(text=_END, end="reply")])
 
 
-def _tools(request: Fields) -> list[object]:
+def _tools(request: JsonFields) -> list[object]:
     return next((request.items(n) for n in ("tools", "functions") if request.has(n)), [])
 
 
-def _system(messages: list[Fields], tools: list[object]) -> list[PromptPiece]:
+def _system(messages: list[JsonFields], tools: list[object]) -> list[PromptPiece]:
     if not messages and not tools:
         return []
     pieces: list[PromptPiece] = []
     lines = "".join(f"{_dump(tool)}\n" for tool in tools)
-    for number, message in enumerate(messages or [Fields({}, "")]):
+    for number, message in enumerate(messages or [JsonFields({}, "")]):
         opening = "<|im_start|>system\n"
         if tools and not number:
             opening += f"# Tools\n\n<tools>\n{lines}</tools>\n\n"
@@ -86,7 +86,7 @@ def _system(messages: list[Fields], tools: list[object]) -> list[PromptPiece]:
     return [*joined[:-1], PromptPiece(text=joined[-1].text, end="system")]
 
 
-def _message(message: Fields, role: str) -> list[PromptPiece]:
+def _message(message: JsonFields, role: str) -> list[PromptPiece]:
     if role == "assistant":
         opening = PromptPiece(text=GENERATION_PROMPT, end="turn")
         return [opening, *render_reply(message), PromptPiece(text="\n")]
@@ -94,7 +94,7 @@ def _message(message: Fields, role: str) -> list[PromptPiece]:
     return _join([opening, *_content(message), PromptPiece(text=f"{_END}\n")])
 
 
-def _content(message: Fields) -> Iterator[PromptPiece]:
+def _content(message: JsonFields) -> Iterator[PromptPiece]:
     content = message.values.get("content")
     if content is None:
         return
@@ -106,7 +106,7 @@ def _content(message: Fields) -> Iterator[PromptPiece]:
     yield from map(_part, message.children("content"))
 
 
-def _part(part: Fields) -> PromptPiece:
+def _part(part: JsonFields) -> PromptPiece:
     kind = part.text("type", "text")
     if kind in _TEXT_PARTS:
         return PromptPiece(text=part.text("refusal" if kind == "refusal" else "text"))
@@ -119,14 +119,14 @@ def _part(part: Fields) -> PromptPiece:
     return PromptPiece(media=f"sha256:{digest}")
 
 
-def _calls(message: Fields) -> Iterator[str]:
+def _calls(message: JsonFields) -> Iterator[str]:
     for call in message.children("tool_calls") if message.has("tool_calls") else ():
         yield _call(call.child("function") if "function" in call.values else call)
     if message.has("function_call"):
         yield _call(message.child("function_call"))
 
 
-def _call(function: Fields) -> str:
+def _call(function: JsonFields) -> str:
     arguments = function.values.get("arguments", "")
     # The chat format has arguments as a string that holds JSON; it is rendered as it came.
     text = arguments if isinstance(arguments, str) else _dump(arguments)

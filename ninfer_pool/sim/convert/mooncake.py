@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from ninfer_pool.sim.convert.blocks import BlockTrie, block_ids
-from ninfer_pool.sim.jsonl import Fields, file_lines, read_objects
+from ninfer_pool.sim.jsonl import JsonFields, file_lines, read_objects
 from ninfer_pool.sim.trace import Trace, TraceRequest, make_header, trace_name
 
 BLOCK_TOKENS: Final = 512
@@ -46,7 +46,7 @@ def convert_mooncake(path: Path) -> Trace:
     return Trace(name=name, header=header, requests=tuple(requests))
 
 
-def _row(fields: Fields) -> _Row:
+def _row(fields: JsonFields) -> _Row:
     time = fields.seconds("timestamp") / 1000
     length = fields.whole("input_length", least=1)
     output = fields.whole("output_length")

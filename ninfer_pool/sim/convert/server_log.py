@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ninfer_pool.errors import TraceError
-from ninfer_pool.sim.jsonl import Fields, decode, file_lines, parse_object
+from ninfer_pool.sim.jsonl import JsonFields, decode, file_lines, parse_object
 from ninfer_pool.sim.trace import (
     Trace,
     TraceRequest,
@@ -82,7 +82,7 @@ class _Row:
     retain: bool
     read: bool
     ran: bool
-    line: Fields
+    line: JsonFields
     """Names the line in errors; it has no values."""
 
 
@@ -119,7 +119,7 @@ class _Log:
             yield f"{len(self.runs)} runs of the server one after the other"
         yield from (f"{count} {text}" for text, count in self.notes.items())
 
-    def _fields(self, raw: bytes, where: str) -> Fields | None:
+    def _fields(self, raw: bytes, where: str) -> JsonFields | None:
         line = raw.strip(b" \t\r\n\0")
         if not line:
             return None
@@ -128,14 +128,14 @@ class _Log:
             return None
         return parse_object(decode(line, where=where), where=where)
 
-    def _open(self, fields: Fields) -> None:
+    def _open(self, fields: JsonFields) -> None:
         fields.constants("a server's log", format=FORMAT, version=VERSION)
         run = fields.text("run")
         if run in self.runs:
             raise fields.error("run", run, "another than that of each header before it")
         self.runs[run] = len(self.runs)
 
-    def _row(self, fields: Fields) -> _Row:
+    def _row(self, fields: JsonFields) -> _Row:
         run = fields.text("run")
         if run not in self.runs:
             raise fields.error("run", run, "one that a header before it names")
@@ -158,11 +158,11 @@ class _Log:
             retain=fields.flag("retain", default=True),
             read=fields.flag("read", default=True),
             ran=fields.values.get("lane", 0) is not None,
-            line=Fields({}, fields.where),
+            line=JsonFields({}, fields.where),
         )
 
 
-def _parent(fields: Fields, id: int) -> int:
+def _parent(fields: JsonFields, id: int) -> int:
     value = fields.whole("parent")
     if value >= id:
         wanted = f"null or the id of an earlier request, below {id}"
@@ -170,7 +170,7 @@ def _parent(fields: Fields, id: int) -> int:
     return value
 
 
-def _shared(fields: Fields, length: int) -> int:
+def _shared(fields: JsonFields, length: int) -> int:
     value = fields.whole("shared")
     if value > length:
         raise fields.error("shared", value, f"at most {length}, the input")

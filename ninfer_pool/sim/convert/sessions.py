@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ninfer_pool.errors import TraceError
 from ninfer_pool.sim.convert.blocks import BlockTrie, block_ids
-from ninfer_pool.sim.jsonl import Fields, file_lines, parse_object
+from ninfer_pool.sim.jsonl import JsonFields, file_lines, parse_object
 from ninfer_pool.sim.trace import Trace, TraceRequest, make_header, trace_name
 
 
@@ -112,7 +112,7 @@ def _read(path: Path) -> list[_Row]:
     return rows
 
 
-def _rows(fields: Fields, conversation: _Conversation) -> Iterator[_Row]:
+def _rows(fields: JsonFields, conversation: _Conversation) -> Iterator[_Row]:
     agents = 0
     for entry in fields.children("requests"):
         if "requests" in entry.values or entry.values.get("type") == "subagent":
@@ -122,7 +122,7 @@ def _rows(fields: Fields, conversation: _Conversation) -> Iterator[_Row]:
             yield _row(entry, conversation)
 
 
-def _agent(entry: Fields, outer: _Conversation, number: int) -> _Conversation:
+def _agent(entry: JsonFields, outer: _Conversation, number: int) -> _Conversation:
     name = entry.text("agent_id", f"agent_{number:03}")
     return _Conversation(
         session=f"{outer.session}/{name}",
@@ -135,7 +135,7 @@ def _agent(entry: Fields, outer: _Conversation, number: int) -> _Conversation:
     )
 
 
-def _row(entry: Fields, talk: _Conversation) -> _Row:
+def _row(entry: JsonFields, talk: _Conversation) -> _Row:
     length = entry.whole("in", least=1)
     ids = block_ids(entry, tokens=length, size=talk.block_tokens)
     stripped = "thinking" in entry.items("output_types", [])
