@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from benchmarks.common.report import BenchmarkReport, aligned, number
-from benchmarks.common.timing import Microseconds, no_collector, p90
+from benchmarks.common.timing import Microseconds, no_collector
 
 Timed = Callable[[int], int]
 """Does one repeat, given its number, and returns the nanoseconds of the part that counts."""
@@ -21,17 +21,8 @@ CAVEAT = (
     "Compared operations run in turn in the same process; the ratio of the two medians carries "
     "over to another machine."
 )
-HEAD = (
-    "op",
-    "shape",
-    "compared with",
-    "median µs",
-    "p90 µs",
-    "floor µs",
-    "ratio",
-    "figure",
-    "note",
-)
+TIMES = ("median µs", "p90 µs", "floor µs")
+HEAD = ("op", "shape", "compared with", *TIMES, "ratio", "figure", "note")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +79,8 @@ class RatioReport(BenchmarkReport):
         """Return the table and the list of rows that were not measured."""
         rows = aligned([HEAD, *(row.cells for row in self.results)])
         absent = [f"Not measured: {name} ({why})." for name, why in self.missing]
-        return "\n".join([CAVEAT, self.place, "", *rows, *absent])
-
-    @property
-    def place(self) -> str:
-        """Device and model."""
-        return f"Device: {self.device}. Model: {self.model}."
+        place = f"Device: {self.device}. Model: {self.model}."
+        return "\n".join([CAVEAT, place, "", *rows, *absent])
 
 
 def interleaved(actions: Mapping[str, Timed], *, repeats: int) -> dict[str, list[int]]:
@@ -122,13 +109,13 @@ def ratio(
     note: str = "",
 ) -> Ratio:
     """Return the row of nanoseconds ``taken`` and of those of a floor."""
-    middle, least = (statistics.median(each) / 1000 for each in (taken, floor))
+    least = statistics.median(floor)
     return Ratio(
         op=op,
         shape=shape,
-        us=Microseconds(median=round(middle, 3), p90=round(p90(list(taken)) / 1000, 3)),
-        floor=round(least, 3),
-        ratio=round(middle / least, 6),
+        us=Microseconds.of(taken),
+        floor=round(least / 1000, 3),
+        ratio=round(statistics.median(taken) / least, 6),
         beside=beside,
         at_most=at_most,
         note=note,

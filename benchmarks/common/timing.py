@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -25,6 +25,14 @@ class Microseconds:
 
     median: float
     p90: float
+
+    @classmethod
+    def of(cls, nanoseconds: Sequence[int]) -> Microseconds:
+        """Return both of some repeats."""
+        ninth = sorted(nanoseconds)[len(nanoseconds) * 9 // 10]
+        return cls(
+            median=round(statistics.median(nanoseconds) / 1000, 3), p90=round(ninth / 1000, 3)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,23 +95,14 @@ def measure(case: Case, pairs: Iterable[tuple[Action, Floor]], *, peer: str = ""
             floors.append(_nanoseconds(floor))
             if sum(taken) > SECONDS_A_ROW * 1e9:
                 break
-    return _row(case, taken, floors, peer=peer)
-
-
-def _row(case: Case, taken: list[int], floors: list[int], *, peer: str) -> Row:
-    middle, floor = statistics.median(taken) / 1000, statistics.median(floors) / 1000
+    least = statistics.median(floors)
     return Row(
         **asdict(case),
-        us=Microseconds(median=round(middle, 3), p90=round(p90(taken) / 1000, 3)),
-        floor_us=round(floor, 3),
-        ratio=round(middle / floor, 3),
+        us=Microseconds.of(taken),
+        floor_us=round(least / 1000, 3),
+        ratio=round(statistics.median(taken) / least, 3),
         peer=peer,
     )
-
-
-def p90(taken: list[int]) -> int:
-    """Return the time that nine of ten do not exceed."""
-    return sorted(taken)[(len(taken) * 9) // 10]
 
 
 def _nanoseconds(action: Callable[[], object]) -> int:
