@@ -7,8 +7,9 @@ The pool decides and returns operations as plain data; an engine carries them ou
 from __future__ import annotations
 
 from ninfer_pool.core.config import PoolConfig
-from ninfer_pool.core.lease import Lease
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.entry import Entry
+from ninfer_pool.core.identity import Namespace
+from ninfer_pool.core.lease import Lease, Pending
 from ninfer_pool.core.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
 from ninfer_pool.core.planner import Chunk
 from ninfer_pool.core.policy import POLICIES, Policy
@@ -19,7 +20,6 @@ from ninfer_pool.core.results import (
     Event,
     Explanation,
     Match,
-    Pending,
     Refusal,
     Stats,
 )
@@ -44,6 +44,7 @@ __all__ = [
     "Chunk",
     "ConfigError",
     "CopyPage",
+    "Entry",
     "EntryInfo",
     "Event",
     "Explanation",

@@ -95,11 +95,11 @@ class Moves:
         """Store every entry in the tier; return the median nanoseconds of one."""
         self._fill_device()
         self._empty_tier()
-        retained, taken = self.place.pool.retained, []
-        with self.place.pool.lock:
-            for entry in list(retained.entries.values()):
+        state, taken = self.place.pool.state, []
+        with self.place.pool.state.lock:
+            for entry in list(state.catalog.entries.values()):
                 begin = time.perf_counter_ns()
-                retained.leaving(entry, entry.tip)
+                state.hooks.on_evict(entry, entry.tip)
                 taken.append(time.perf_counter_ns() - begin)
         self._check_whole()
         return middle(taken)
@@ -149,7 +149,7 @@ class Moves:
         ]
 
     def _fill_device(self) -> None:
-        if not self.place.pool.retained.entries:
+        if not self.place.pool.state.catalog.entries:
             self.up(0)
 
     def _fill_tier(self) -> None:
@@ -163,18 +163,18 @@ class Moves:
 
     def _empty_tier(self) -> None:
         shelf = self.place.tiers.shelves[0]
-        with self.place.pool.lock:
+        with self.place.pool.state.lock:
             for record in list(shelf.records.values()):
                 shelf.remove(record)
 
     def _sums(self) -> list[str]:
         """Return a digest of the bytes of each prompt's entry on the device."""
-        retained, config = self.place.pool.retained, self.place.pool.config
-        by_key = {entry.key: entry.tip for entry in retained.entries.values()}
+        state, config = self.place.pool.state, self.place.pool.config
+        by_key = {entry.key: entry.tip for entry in state.catalog.entries.values()}
         sums = []
         for prompt in self.prompts:
             tip = by_key[self.place.pool.key(prompt)]
-            ids = [*tip.kv_pages(config.page_tokens), *retained.ledger.pages_of_image(tip.image)]
+            ids = [*tip.kv_pages(config.page_tokens), *state.ledger.pages_of_image(tip.image)]
             rows = list(np.empty((len(ids), config.page_bytes), dtype=np.uint8))
             self.place.payload.read([int(page) for page in ids], rows)
             rest = config.image_bytes % config.page_bytes

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from benchmarks.common.conversations import SPACE
 from ninfer_pool import PoolConfig, PrefixPool
-from ninfer_pool.core.eviction import Bill, drop_entry
+from ninfer_pool.core.eviction import evict_entry
+from ninfer_pool.core.results import EvictionCost
 from ninfer_pool.tiers import ArrayPayload, Tiers, open_tiers
 from ninfer_pool.tiers.disk.files import Files
 
@@ -46,16 +47,16 @@ class TieredPool:
 
 def copy_down(pool: PrefixPool) -> None:
     """Copy every entry on the device to the tier below it."""
-    with pool.lock:
-        for entry in list(pool.retained.entries.values()):
-            pool.retained.leaving(entry, entry.tip)
+    with pool.state.lock:
+        for entry in list(pool.state.catalog.entries.values()):
+            pool.state.hooks.on_evict(entry, entry.tip)
 
 
 def empty_device(pool: PrefixPool) -> None:
     """Evict every entry from the device, and from no tier."""
-    with pool.lock:
-        for entry in list(pool.retained.entries.values()):
-            drop_entry(pool.retained, entry, Bill())
+    with pool.state.lock:
+        for entry in list(pool.state.catalog.entries.values()):
+            evict_entry(pool.state, entry, EvictionCost())
 
 
 @contextmanager

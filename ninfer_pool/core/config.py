@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ninfer_pool.core.policy import POLICIES, Policy
@@ -63,6 +63,10 @@ class PoolConfig:
     ghosts: int = 1024
     events: int = 4096
     clock: Callable[[], float] | None = None
+    image_pages: int = field(init=False, repr=False, compare=False)
+    """Pages of one image."""
+    retained_pages: int = field(init=False, repr=False, compare=False)
+    """Pages that entries may hold together."""
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -82,29 +86,26 @@ class PoolConfig:
             raise ConfigError(f"clock: {self.clock!r}; needs a function of no argument, or None")
         if self.affinity not in AFFINITIES:
             raise ConfigError(f"affinity: {self.affinity!r}; needs one of {', '.join(AFFINITIES)}")
-        least = 1 + self.image_pages
+        self._set_pages()
+
+    def _set_pages(self) -> None:
+        image_pages = -(-self.image_bytes // self.page_bytes)
+        object.__setattr__(self, "image_pages", image_pages)
+        retained_pages = self.num_pages
+        if self.retained_bytes is not None:
+            retained_pages = min(self.num_pages, self.retained_bytes // self.page_bytes)
+        object.__setattr__(self, "retained_pages", retained_pages)
+        least = 1 + image_pages
         if self.num_pages < least:
             raise ConfigError(f"num_pages: {self.num_pages}; one page and one image need {least}")
-        if self.retained_pages < least:
+        if retained_pages < least:
             raise ConfigError(
                 f"retained_bytes: {self.retained_bytes}; one page and one image need "
                 f"{least * self.page_bytes}"
             )
 
-    @property
-    def image_pages(self) -> int:
-        """Pages that one image takes."""
-        return -(-self.image_bytes // self.page_bytes)
-
-    @property
-    def retained_pages(self) -> int:
-        """Pages that entries may hold together."""
-        if self.retained_bytes is None:
-            return self.num_pages
-        return min(self.num_pages, self.retained_bytes // self.page_bytes)
-
     def make_policy(self) -> Policy:
-        """Return a new instance of the policy asked for."""
+        """Return a new instance of the configured policy."""
         policy = POLICIES[self.policy]() if isinstance(self.policy, str) else self.policy()
         if not isinstance(policy, Policy):
             raise ConfigError(f"policy: makes a {type(policy).__name__}; needs to make a Policy")

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import xxhash
 
-from ninfer_pool.core import keys
-from ninfer_pool.core.keys import Attribute
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core import identity
+from ninfer_pool.core.identity import Attribute, Namespace
 
 TAIL = 16
 """Tokens before a position that find a ghost; the hash of all before it confirms."""
@@ -40,7 +39,7 @@ class Digest:
     def __init__(self) -> None:
         self._state = xxhash.xxh3_128()
 
-    def update(self, parts: Iterable[keys.Bytes]) -> None:
+    def update(self, parts: Iterable[identity.Bytes]) -> None:
         """Go on with these token bytes."""
         for part in parts:
             self._state.update(part)
@@ -49,7 +48,9 @@ class Digest:
         """Return the digest of all tokens so far, ``position`` of them, and their attributes."""
         carried = [item for item in attributes if item[0] < position]
         tokens = self._state.digest()
-        return tokens + bytes.fromhex(keys.sequence_key(b"", [], carried)) if carried else tokens
+        return (
+            tokens + bytes.fromhex(identity.sequence_key(b"", [], carried)) if carried else tokens
+        )
 
 
 class Ghosts:

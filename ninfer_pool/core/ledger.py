@@ -18,9 +18,9 @@ Index = npt.NDArray[np.intp]
 class PageLedger:
     """Three counts a page or image, and what is free.
 
-    * ``held``: checkpoints that hold it. What has ``held > 0`` is *retained*.
-    * ``leased``: leases that read or write it.
-    * ``kept``: protected checkpoints (pinned, or being resumed from) that hold it.
+    * ``checkpoint_refs``: checkpoints that hold it. What has ``checkpoint_refs > 0`` is *retained*.
+    * ``lease_refs``: leases that read or write it.
+    * ``pin_refs``: protected checkpoints (pinned, or being resumed from) that hold it.
 
     An image's pages need not be adjacent, but come and go together, so they share one count: an
     image is one more *unit*, the row of a table that names its pages. Its pages are not counted
@@ -35,14 +35,14 @@ class PageLedger:
         "_ready",
         "_rows",
         "_top",
-        "firm",
-        "held",
+        "checkpoint_refs",
         "image_pages",
-        "kept",
-        "leased",
-        "protected",
+        "lease_refs",
+        "pin_refs",
+        "pinned",
         "retained",
         "total",
+        "unevictable",
     )
 
     def __init__(self, num_pages: int, *, image_pages: int = 0) -> None:
@@ -50,9 +50,9 @@ class PageLedger:
         self.total = num_pages
         """Pages in the slab."""
         self.image_pages = image_pages
-        self.held = np.zeros(num_pages + images, dtype=np.int32)
-        self.leased = np.zeros(num_pages + images, dtype=np.int32)
-        self.kept = np.zeros(num_pages + images, dtype=np.int32)
+        self.checkpoint_refs = np.zeros(num_pages + images, dtype=np.int32)
+        self.lease_refs = np.zeros(num_pages + images, dtype=np.int32)
+        self.pin_refs = np.zeros(num_pages + images, dtype=np.int32)
         self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
         self._top = num_pages
         self._rows = np.empty((images, image_pages), dtype=np.int32)
@@ -62,9 +62,9 @@ class PageLedger:
         """Images whose pages are free."""
         self.retained = 0
         """Pages that some checkpoint holds."""
-        self.firm = 0
+        self.unevictable = 0
         """Pages that no eviction can free."""
-        self.protected = 0
+        self.pinned = 0
         """Pages that some protected checkpoint holds."""
 
     @property
@@ -75,7 +75,7 @@ class PageLedger:
     @property
     def freeable(self) -> int:
         """Pages that are free or would be if every evictable checkpoint went."""
-        return self.total - self.firm
+        return self.total - self.unevictable
 
     def free_pages(self) -> Pages:
         """Return the ids of the pages that nothing counts on. O(free)."""
@@ -98,7 +98,7 @@ class PageLedger:
         return count
 
     def take(self, count: int, *, images: int = 0) -> Units:
-        """Take free pages and then images for a lease (``leased`` 1 each).
+        """Take free pages and then images for a lease (``lease_refs`` 1 each).
 
         The caller checked `free` for all of it together.
         """
@@ -113,59 +113,59 @@ class PageLedger:
             self._rows[image - self.total] = self._pop(self.image_pages)
             made.append(image)
         units[count:] = made
-        self.leased[units] = 1
-        self.firm += count + images * self.image_pages
+        self.lease_refs[units] = 1
+        self.unevictable += count + images * self.image_pages
         return units
 
-    def lease(self, units: Units) -> None:
+    def ref_lease(self, units: Units) -> None:
         """Count one more lease on what is in use."""
-        fresh = _raise(self.leased, units)
-        self.firm += self.size(fresh[self.kept.take(fresh) == 0])
+        fresh = _raise(self.lease_refs, units)
+        self.unevictable += self.size(fresh[self.pin_refs.take(fresh) == 0])
 
-    def borrow(self, units: Units) -> None:
+    def ref_lease_and_pin(self, units: Units) -> None:
         """Count one more lease and one more protection: `lease` and `keep` in one pass."""
         at = _index(units)
-        leased, kept = self.leased.take(at), self.kept.take(at)
-        self.leased[at] = leased + 1
-        self.kept[at] = kept + 1
-        self.protected += self.size(at[kept == 0])
-        self.firm += self.size(at[(leased | kept) == 0])
+        leased, kept = self.lease_refs.take(at), self.pin_refs.take(at)
+        self.lease_refs[at] = leased + 1
+        self.pin_refs[at] = kept + 1
+        self.pinned += self.size(at[kept == 0])
+        self.unevictable += self.size(at[(leased | kept) == 0])
 
-    def unlease(self, units: Units) -> None:
+    def unref_lease(self, units: Units) -> None:
         """Count one lease less; what nothing else counts on becomes free."""
-        last = _lower(self.leased, units)
-        self.firm -= self.size(last[self.kept.take(last) == 0])
-        self._give(last[self.held.take(last) == 0])
+        last = _lower(self.lease_refs, units)
+        self.unevictable -= self.size(last[self.pin_refs.take(last) == 0])
+        self._give(last[self.checkpoint_refs.take(last) == 0])
 
-    def hold(self, units: Units) -> int:
+    def ref_checkpoint(self, units: Units) -> int:
         """Count one more checkpoint; return how many pages became retained."""
-        fresh = self.size(_raise(self.held, units))
+        fresh = self.size(_raise(self.checkpoint_refs, units))
         self.retained += fresh
         return fresh
 
-    def drop(self, units: Units) -> int:
+    def unref_checkpoint(self, units: Units) -> int:
         """Count one checkpoint less; return how many pages are no longer retained."""
-        last = _lower(self.held, units)
+        last = _lower(self.checkpoint_refs, units)
         freed = self.size(last)
         self.retained -= freed
-        self._give(last[self.leased.take(last) == 0])
+        self._give(last[self.lease_refs.take(last) == 0])
         return freed
 
-    def keep(self, units: Units) -> None:
+    def ref_pin(self, units: Units) -> None:
         """Protect what a checkpoint holds."""
-        fresh = _raise(self.kept, units)
-        self.protected += self.size(fresh)
-        self.firm += self.size(fresh[self.leased.take(fresh) == 0])
+        fresh = _raise(self.pin_refs, units)
+        self.pinned += self.size(fresh)
+        self.unevictable += self.size(fresh[self.lease_refs.take(fresh) == 0])
 
-    def unkeep(self, units: Units) -> None:
+    def unref_pin(self, units: Units) -> None:
         """Take one protection off."""
-        last = _lower(self.kept, units)
-        self.protected -= self.size(last)
-        self.firm -= self.size(last[self.leased.take(last) == 0])
+        last = _lower(self.pin_refs, units)
+        self.pinned -= self.size(last)
+        self.unevictable -= self.size(last[self.lease_refs.take(last) == 0])
 
-    def yielding(self, units: Units) -> int:
+    def evictable(self, units: Units) -> int:
         """Return how many pages of ``units`` are not firm."""
-        return self.size(units[(self.leased[units] | self.kept[units]) == 0])
+        return self.size(units[(self.lease_refs[units] | self.pin_refs[units]) == 0])
 
     def _pop(self, count: int) -> Pages:
         self._top -= count
@@ -187,24 +187,26 @@ class PageLedger:
 
     def check(self) -> None:
         """Recount everything (G9); AssertionError names what is off. O(pages)."""
-        used = (self.held > 0) | (self.leased > 0)
-        firm = np.flatnonzero((self.leased > 0) | (self.kept > 0)).astype(np.int32)
+        used = (self.checkpoint_refs > 0) | (self.lease_refs > 0)
+        firm = np.flatnonzero((self.lease_refs > 0) | (self.pin_refs > 0)).astype(np.int32)
         inside = np.flatnonzero(used[self.total :]) + self.total
         every = np.concatenate(
             [np.flatnonzero(used[: self.total]).astype(np.int32), self.free_pages()]
             + [self.pages_of_image(image) for image in inside.tolist()]
         )
-        assert min(self.held.min(), self.leased.min(), self.kept.min()) >= 0, "negative count"
+        assert min(self.checkpoint_refs.min(), self.lease_refs.min(), self.pin_refs.min()) >= 0, (
+            "negative count"
+        )
         assert len(np.unique(self.free_pages())) == self.free, "a page is free twice"
         assert len(np.unique(every)) == len(every), "a page in use is on the free list"
         assert len(every) == self.total, "a page is lost"
         names = sorted([*self._blank, *self._ready, *inside.tolist()])
-        assert names == list(range(self.total, len(self.held))), "an image is lost"
-        retained = np.flatnonzero(self.held).astype(np.int32)
+        assert names == list(range(self.total, len(self.checkpoint_refs))), "an image is lost"
+        retained = np.flatnonzero(self.checkpoint_refs).astype(np.int32)
         assert self.size(retained) == self.retained, "retained pages miscounted"
-        protected = np.flatnonzero(self.kept).astype(np.int32)
-        assert self.size(protected) == self.protected, "protected pages miscounted"
-        assert self.size(firm) == self.firm, "firm pages miscounted"
+        protected = np.flatnonzero(self.pin_refs).astype(np.int32)
+        assert self.size(protected) == self.pinned, "protected pages miscounted"
+        assert self.size(firm) == self.unevictable, "firm pages miscounted"
 
 
 def _index(units: Units) -> Index:

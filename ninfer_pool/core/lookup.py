@@ -1,30 +1,48 @@
-"""What of a prompt is retained, and why no more. Nothing here changes anything (G7)."""
+"""Looking a prompt up: the deepest checkpoint that it may resume. Nothing here changes (G7)."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, Protocol, overload
 
-from ninfer_pool.core import radix as index
+from ninfer_pool.core import radix
 from ninfer_pool.core.config import PoolConfig
-from ninfer_pool.core.entry import Checkpoint
-from ninfer_pool.core.ghosts import Ghost
-from ninfer_pool.core.hooks import Searchable
+from ninfer_pool.core.entry import Checkpoint, Node
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.planner import canonical_cuts
-from ninfer_pool.core.prompt import Boundary, Prompt, payload_fields
-from ninfer_pool.core.radix import Hop, Path
-from ninfer_pool.core.results import Explanation, Match
-from ninfer_pool.core.retained import Retained
+from ninfer_pool.core.prompt import Boundary, Prompt
+from ninfer_pool.core.radix import Step
+from ninfer_pool.core.results import Match
 
-FEW_TOKENS = 8
-"""Tokens that no checkpoint is advised for: all prompts of a template begin alike."""
+
+class Searchable(Protocol):
+    """A catalog of the device or of a tier, as a lookup reads it."""
+
+    @property
+    def config(self) -> PoolConfig:
+        """The pool's."""
+
+    @property
+    def roots(self) -> dict[Namespace, Node]:
+        """The index: one root per namespace."""
+
+
+class SearchableTier(Searchable, Protocol):
+    """A tier below the device, as a lookup reads it."""
+
+    @property
+    def name(self) -> str:
+        """``host`` or ``disk``."""
+
+    def cheaper_than_prefill(self, position: int, *, above: int) -> bool:
+        """Return whether restoring up to ``position`` is quicker than prefill from ``above``."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Rules:
-    """What a request allows to be resumed."""
+class LookupFilter:
+    """Which checkpoints a request may resume."""
 
     read: bool = True
     exact: bool = False
@@ -33,94 +51,115 @@ class Rules:
     lane: int | None = None
     """The only lane whose checkpoints may be resumed, where state cannot move."""
 
+    def accepts(self, checkpoint: Checkpoint) -> bool:
+        """Return whether a checkpoint has not expired and may be resumed in the lane."""
+        if self.lane is not None and checkpoint.lane != self.lane:
+            return False
+        return checkpoint.expires is None or self.now is None or checkpoint.expires > self.now
+
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class Lookup:
     """The best checkpoint for a prompt, and how far the prompt agrees with anything retained."""
 
-    hops: list[Hop]
-    matched: int
-    mark: Checkpoint | None = None
+    prompt: Prompt
+    cuts: tuple[int, ...] | None
+    steps: list[Step]
+    """The prompt's path in the index."""
+    matched: int = 0
+    checkpoint: Checkpoint | None = None
     position: int = 0
     exact: bool = True
     kind: str | None = None
     tier: str = "device"
 
+    def give_up(self) -> None:
+        """Resume nothing."""
+        self.checkpoint, self.position, self.exact, self.kind = None, 0, True, None
+
 
 def deepest_resume(config: PoolConfig, prompt: Prompt) -> int:
     """Return the deepest position at which ``prompt`` could be resumed at all."""
-    end = len(prompt) if config.end_logits else len(prompt) - 1
+    end = prompt.length if config.end_logits else prompt.length - 1
     return min(end, prompt.shareable)
 
 
-def usable(mark: Checkpoint, rules: Rules) -> bool:
-    """Say whether a checkpoint has not expired, and may be resumed in the lane asked for."""
-    if rules.lane is not None and mark.lane != rules.lane:
-        return False
-    return mark.expires is None or rules.now is None or mark.expires > rules.now
+def prompt_cuts(config: PoolConfig, prompt: Prompt) -> tuple[int, ...]:
+    """Return the canonical cuts of a prompt in this pool; see `canonical_cuts`."""
+    if not prompt.boundaries:
+        return ()
+    return canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)
 
 
-def find(retained: Searchable, prompt: Prompt, cuts: tuple[int, ...] | None, rules: Rules) -> Found:
+def walk_prompt(place: Searchable, prompt: Prompt) -> list[Step]:
+    """Return the path of a prompt in an index; empty where its namespace is not there."""
+    root = place.roots.get(prompt.namespace)
+    return [] if root is None else radix.walk(root, prompt.buffer, prompt.attributes)
+
+
+def find(
+    place: Searchable, prompt: Prompt, cuts: tuple[int, ...] | None, filter: LookupFilter
+) -> Lookup:
     """Return the deepest checkpoint that ``prompt`` may resume, preferring exact ones at a tie.
 
-    ``cuts`` are the prompt's canonical ones; None: do not ask what is exact.
+    ``cuts`` are the prompt's canonical ones; None: exactness does not matter.
     """
-    hops = retained.walk(prompt.namespace, prompt.buffer, prompt.attributes)
-    found = Found(hops=hops, matched=min(hops[-1][1], prompt.shareable) if hops else 0)
-    if not rules.read or not hops:
-        return found
-    config = retained.config
+    steps = walk_prompt(place, prompt)
+    lookup = Lookup(prompt=prompt, cuts=cuts, steps=steps)
+    if not steps:
+        return lookup
+    lookup.matched = min(steps[-1][1], prompt.shareable)
+    if not filter.read:
+        return lookup
+    config = place.config
     limit = deepest_resume(config, prompt)
     if not config.image_bytes:
-        return _find_token(retained, prompt, cuts, rules, found, limit)
-    for mark in index.marks_upto(hops, limit):
-        if found.mark is not None and mark.position < found.position:
+        return _find_token(config, lookup, filter, limit)
+    for checkpoint in radix.checkpoints_upto(steps, limit):
+        if lookup.checkpoint is not None and checkpoint.position < lookup.position:
             break
-        exact = cuts is None or mark.exact_for(cuts, config.grid, mark.position)
-        if usable(mark, rules) and (exact or not rules.exact) and (exact or found.mark is None):
-            found.mark, found.position, found.exact = mark, mark.position, exact
-            found.kind = mark.kind
+        exact = cuts is None or checkpoint.exact_for(cuts, config.grid, checkpoint.position)
+        better = exact or lookup.checkpoint is None
+        if better and (exact or not filter.exact) and filter.accepts(checkpoint):
+            lookup.checkpoint, lookup.position = checkpoint, checkpoint.position
+            lookup.exact, lookup.kind = exact, checkpoint.kind
             if exact:
                 break
-    return found
+    return lookup
 
 
 def find_anywhere(
-    retained: Retained, prompt: Prompt, cuts: tuple[int, ...] | None, rules: Rules
-) -> Found:
-    """Return what `find` does, or what lies deeper in a tier below and pays to bring back."""
-    best = find(retained, prompt, cuts, rules)
-    for tier in retained.tiers if rules.read else ():
-        found = find(tier, prompt, cuts, rules)
-        deeper = found.mark is not None and found.position > best.position
-        if deeper and tier.pays(found.position, above=best.position):
+    place: Searchable,
+    tiers: Sequence[SearchableTier],
+    prompt: Prompt,
+    cuts: tuple[int, ...] | None,
+    filter: LookupFilter,
+) -> Lookup:
+    """Return the result of `find`, or a deeper one in a tier that is cheaper than prefill."""
+    best = find(place, prompt, cuts, filter)
+    for tier in tiers if filter.read else ():
+        found = find(tier, prompt, cuts, filter)
+        deeper = found.checkpoint is not None and found.position > best.position
+        if deeper and tier.cheaper_than_prefill(found.position, above=best.position):
             found.tier = tier.name
             best = found
     return best
 
 
-def _find_token(
-    retained: Searchable,
-    prompt: Prompt,
-    cuts: tuple[int, ...] | None,
-    rules: Rules,
-    found: Found,
-    limit: int,
-) -> Found:
+def _find_token(config: PoolConfig, lookup: Lookup, filter: LookupFilter, limit: int) -> Lookup:
     """Plain attention: any token position below a checkpoint can be resumed."""
-    grid = retained.config.grid
-    cuts = cuts or ()
-    position = _outside_media(prompt, min(limit, found.matched))
-    for mark in covering(found.hops, position):
+    grid, cuts = config.grid, lookup.cuts or ()
+    position = _outside_media(lookup.prompt, min(limit, lookup.matched))
+    for checkpoint in radix.covering(lookup.steps, position):
         at = position
-        if rules.exact:
-            at = _last_exact(mark, cuts, grid, position)
-        if at > 0 and usable(mark, rules):
-            found.mark, found.position = mark, at
-            found.exact = mark.exact_for(cuts, grid, at)
-            found.kind = mark.kind if at == mark.position else "junction"
+        if filter.exact:
+            at = _last_exact(checkpoint, cuts, grid, position)
+        if at > 0 and filter.accepts(checkpoint):
+            lookup.checkpoint, lookup.position = checkpoint, at
+            lookup.exact = checkpoint.exact_for(cuts, grid, at)
+            lookup.kind = checkpoint.kind if at == checkpoint.position else "junction"
             break
-    return found
+    return lookup
 
 
 def _outside_media(prompt: Prompt, position: int) -> int:
@@ -130,25 +169,25 @@ def _outside_media(prompt: Prompt, position: int) -> int:
     return position
 
 
-def _last_exact(mark: Checkpoint, cuts: tuple[int, ...], grid: int, position: int) -> int:
+def _last_exact(checkpoint: Checkpoint, cuts: tuple[int, ...], grid: int, position: int) -> int:
     stops = {position // grid * grid, *cuts[: bisect_right(cuts, position)]}
-    return next((s for s in sorted(stops, reverse=True) if mark.exact_for(cuts, grid, s)), 0)
+    ordered = sorted(stops, reverse=True)
+    return next((stop for stop in ordered if checkpoint.exact_for(cuts, grid, stop)), 0)
 
 
-def covering(hops: Sequence[Hop], position: int) -> Iterator[Checkpoint]:
-    """Yield checkpoints whose KV covers ``[0, position)`` of the way of ``hops``."""
-    if position <= 0:
-        return
-    path = next(path for path, upto in hops if position <= upto)
-    yield from path.marks[bisect_left(path.positions, position) :]
-    for child in path.children():
-        if child.start >= position:
-            for below in child.subtree():
-                yield from below.marks
+def shared_tokens(prompt: Prompt, other: Prompt) -> int:
+    """Return how many leading tokens two prompts share, attributes included. O(matched)."""
+    if prompt.namespace != other.namespace:
+        return 0
+    node = Node(
+        parent=None, start=0, tokens=bytearray(other.buffer), attributes=list(other.attributes)
+    )
+    upto = radix.walk(node, prompt.buffer, prompt.attributes)[-1][1]
+    return min(upto, prompt.shareable, other.shareable)
 
 
 class Matches(Sequence[Match]):
-    """The positions where a prompt can be resumed, ascending; worked out when first read.
+    """The positions where a prompt can be resumed, ascending; computed when first read.
 
     It stays as it was when `PrefixPool.lookup` returned, whatever happens to the pool.
     """
@@ -163,7 +202,7 @@ class Matches(Sequence[Match]):
         deepest: int,
         *,
         now: float | None = None,
-        token: Found | None = None,
+        token: Lookup | None = None,
     ) -> None:
         self.deepest = deepest
         """The deepest position that can be resumed; 0 for none."""
@@ -178,17 +217,20 @@ class Matches(Sequence[Match]):
         if self._items is None:
             config = self._config
             cuts = canonical_cuts(self._boundaries, grid=config.grid, min_chunk=config.min_chunk)
-            rules = Rules(now=self._now)
+            filter = LookupFilter(now=self._now)
             best: dict[int, Match] = {}
-            for marks, count in self._runs:
-                for mark in marks[:count]:
-                    exact = mark.exact_for(cuts, config.grid, mark.position)
-                    known = best.get(mark.position)
-                    if usable(mark, rules) and (known is None or (exact and not known.exact)):
-                        best[mark.position] = _match(config, mark, exact=exact)
+            for checkpoints, count in self._runs:
+                for checkpoint in checkpoints[:count]:
+                    position = checkpoint.position
+                    exact = checkpoint.exact_for(cuts, config.grid, position)
+                    known = best.get(position)
+                    better = known is None or (exact and not known.exact)
+                    if better and filter.accepts(checkpoint):
+                        best[position] = _match(config, position, checkpoint.kind, exact=exact)
             token = self._token
             if token is not None and token.position and token.position not in best:
-                best[token.position] = _token_match(config, token)
+                kind, at = token.kind or "junction", token.position
+                best[at] = _match(config, at, kind, exact=token.exact)
             self._items = [best[position] for position in sorted(best)]
         return self._items
 
@@ -219,181 +261,56 @@ class Matches(Sequence[Match]):
         return repr(self._all())
 
 
-def lookup(retained: Retained, prompt: Prompt, now: float | None) -> Matches:
-    """Return where ``prompt`` can be resumed. O(matched bytes); what is listed is found later.
+def _match(config: PoolConfig, position: int, kind: str, *, exact: bool) -> Match:
+    """Return a match with its bytes; a plain attention model has no image."""
+    pages = -(-position // config.page_tokens) + config.image_pages
+    return Match(position, kind, exact, pages * config.page_bytes)
 
-    The prompt remembers the answer for as long as the index stays as it is.
+
+def matches(
+    place: Searchable,
+    tiers: Sequence[SearchableTier],
+    prompt: Prompt,
+    *,
+    version: int,
+    now: float | None,
+) -> Matches:
+    """Return where ``prompt`` can be resumed. O(matched bytes); the list is computed later.
+
+    The prompt remembers the result for as long as the index has the same ``version``.
     """
-    seen: tuple[Retained, int, Matches] | None = prompt.seen
-    if seen is not None and seen[0] is retained and seen[1] == retained.version and now is None:
-        return seen[2]
-    matches = _look(retained, prompt, now)
+    seen: Any = prompt.seen
+    if seen is not None and seen[0] is place and seen[1] == version and now is None:
+        remembered: Matches = seen[2]
+        return remembered
+    found = _matches(place, tiers, prompt, now)
     if now is None:
-        prompt.seen = (retained, retained.version, matches)
-    return matches
+        prompt.seen = (place, version, found)
+    return found
 
 
-def _look(retained: Retained, prompt: Prompt, now: float | None) -> Matches:
-    config = retained.config
-    root = retained.roots.get(prompt.namespace)
-    if root is None and not retained.tiers:
+def _matches(
+    place: Searchable, tiers: Sequence[SearchableTier], prompt: Prompt, now: float | None
+) -> Matches:
+    config = place.config
+    steps = walk_prompt(place, prompt)
+    for tier in tiers:
+        steps = steps + walk_prompt(tier, prompt)
+    if not steps:
         return Matches(config, prompt.boundaries, [], 0)
-    hops = index.walk(root, prompt.buffer, prompt.attributes) if root is not None else []
-    for tier in retained.tiers:
-        hops = hops + tier.walk(prompt.namespace, prompt.buffer, prompt.attributes)
     limit = deepest_resume(config, prompt)
     runs = []
     deepest = 0
-    for path, upto in hops:
-        positions = path.positions
+    for node, upto in steps:
+        positions = node.positions
         count = bisect_right(positions, upto if upto < limit else limit) if positions else 0
         if count:
-            runs.append((path.marks, count))
+            runs.append((node.checkpoints, count))
             if positions[count - 1] > deepest:
                 deepest = positions[count - 1]
     if now is None and config.image_bytes:
         return Matches(config, prompt.boundaries, runs, deepest)
-    cuts = None
-    if not config.image_bytes:
-        cuts = canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)
-    found = find_anywhere(retained, prompt, cuts, Rules(now=now))
+    cuts = None if config.image_bytes else prompt_cuts(config, prompt)
+    found = find_anywhere(place, tiers, prompt, cuts, LookupFilter(now=now))
     token = None if config.image_bytes else found
     return Matches(config, prompt.boundaries, runs, found.position, now=now, token=token)
-
-
-def _match(config: PoolConfig, mark: Checkpoint, *, exact: bool) -> Match:
-    pages = -(-mark.position // config.page_tokens) + config.image_pages
-    return Match(mark.position, mark.kind, exact, pages * config.page_bytes)
-
-
-def _token_match(config: PoolConfig, found: Found) -> Match:
-    """Plain attention: a match between checkpoints."""
-    size = -(-found.position // config.page_tokens) * config.page_bytes
-    return Match(found.position, found.kind or "junction", found.exact, size)
-
-
-def explain(retained: Retained, prompt: Prompt, found: Found, rules: Rules) -> Explanation:
-    """Return why ``prompt`` hits as deep as ``found`` and no deeper. Never across a salt.
-
-    O(matched bytes), times the namespaces of the same salt where nothing matched.
-    """
-    config = retained.config
-    limit = deepest_resume(config, prompt)
-    matched = min(found.matched, limit)
-    resumable = found.position
-    ghost = _ghost(retained, prompt, above=max(matched, resumable), limit=limit)
-    if not rules.read:
-        reason = "opted_out"
-    elif resumable and resumable < config.minimum_tokens:
-        reason, resumable = "below_minimum", 0
-    elif ghost is not None:
-        reason = "quarantined" if ghost.cause == "quarantined" else "evicted"
-        matched = ghost.position
-    elif resumable >= matched and resumable:
-        reason = "hit"
-    elif (field := _other_identity(retained, prompt, found, resumable)) is not None:
-        reason = f"identity:{field}"
-    elif matched == 0:
-        reason = "no_entry"
-    elif matched - resumable >= len(prompt) - matched:
-        reason = "no_checkpoint_before"
-    else:
-        reason = "diverged"
-    diverged = _diverged_at(found, prompt)
-    return Explanation(
-        reason=reason,
-        tokens=len(prompt),
-        matched=max(matched, resumable),
-        resumable=resumable,
-        lost=max(matched, resumable) - resumable,
-        diverged_at=diverged,
-        kind=found.kind if resumable else None,
-        exact=found.exact if resumable else True,
-        tier=found.tier if resumable else None,
-        evicted_tick=ghost.tick if ghost and ghost.cause == reason == "evicted" else None,
-        used_tick=ghost.used if ghost and ghost.cause == reason == "evicted" else None,
-        helps=tuple(_helps(config, reason, matched, resumable, diverged, ghost)),
-    )
-
-
-def _ghost(retained: Retained, prompt: Prompt, *, above: int, limit: int) -> Ghost | None:
-    if above >= limit or not len(retained.ghosts):
-        return None
-    return retained.ghosts.deepest(
-        prompt.namespace, prompt.buffer, prompt.attributes, above=above, limit=limit
-    )
-
-
-def _diverged_at(found: Found, prompt: Prompt) -> int | None:
-    """The position where the prompt parts from a retained sequence that has another token there."""
-    if not found.hops:
-        return None
-    path, upto = found.hops[-1]
-    goes_on = upto < path.end or bool(path.forks and upto in path.forks)
-    return upto if goes_on and upto < len(prompt) else None
-
-
-def _other_identity(retained: Retained, prompt: Prompt, found: Found, resumable: int) -> str | None:
-    """Return the field but for which more would have matched, under the same salt."""
-    if found.hops:
-        path, upto = found.hops[-1]
-        attribute = _attribute_parting(path, upto, prompt)
-        if attribute is not None:
-            return attribute
-    for namespace, root in retained.roots.items():
-        if namespace.salt == prompt.namespace.salt and namespace != prompt.namespace:
-            hops = index.walk(root, prompt.buffer, prompt.attributes)
-            if _depth(retained.config, hops, prompt) > max(resumable, found.matched):
-                return prompt.namespace.first_difference(namespace)
-    return None
-
-
-def _depth(config: PoolConfig, hops: list[Hop], prompt: Prompt) -> int:
-    """Return how deep a way could be resumed, were the namespace the prompt's."""
-    limit = deepest_resume(config, prompt)
-    if config.image_bytes:
-        mark = next(index.marks_upto(hops, limit), None)
-        return mark.position if mark is not None else 0
-    position = min(limit, hops[-1][1]) if hops else 0
-    return position if any(True for _ in covering(hops, position)) else 0
-
-
-_FIELDS = dict(zip(b"MQPT", ("media", "positions", "positions", "token_types"), strict=True))
-
-
-def _attribute_parting(path: Path, upto: int, prompt: Prompt) -> str | None:
-    """Name what parts the prompt from ``path`` at ``upto`` where the tokens agree, else None."""
-    mine = dict(prompt.attributes).get(upto, b"")
-    offset = 4 * (upto - path.start)
-    token = prompt.buffer[4 * upto : 4 * upto + 4].tobytes()
-    others = []
-    if upto < path.end and path.label[offset : offset + 4] == token:
-        others.append(dict(path.attributes).get(upto, b""))
-    others += [key[4:] for key in (path.forks or {}).get(upto, ()) if key[:4] == token]
-    if not others:
-        return None
-    one, two = payload_fields(mine), payload_fields(others[0])
-    return next(_FIELDS[tag] for tag in b"MQPT" if one.get(tag) != two.get(tag))
-
-
-def _helps(
-    config: PoolConfig,
-    reason: str,
-    matched: int,
-    resumable: int,
-    diverged: int | None,
-    ghost: Ghost | None,
-) -> Iterator[str]:
-    if reason in ("diverged", "no_checkpoint_before") and matched - resumable > FEW_TOKENS:
-        yield f"a checkpoint at {matched} would spare {matched - resumable} tokens more"
-    if diverged and reason != "hit":  # at 0 it is another prompt altogether
-        yield f"the same token at {diverged} as before (something in the prompt changes there)"
-    if ghost is not None and ghost.cause == "evicted":
-        pages = -(-ghost.position // config.page_tokens) + config.image_pages
-        yield f"{pages * config.page_bytes} bytes more, so that {ghost.position} tokens stay"
-    if reason.startswith("identity:"):
-        yield f"the same {reason.partition(':')[2]} as the retained entry's"
-    if ghost is not None and ghost.cause == "expired":
-        yield "a longer ttl_seconds"
-    if reason == "below_minimum":
-        yield f"minimum_tokens below {config.minimum_tokens}"

@@ -1,31 +1,35 @@
-"""The pool: what an engine holds."""
+"""The pool: the class that an engine holds. It checks arguments, takes the lock, delegates."""
 
 from __future__ import annotations
 
-import threading
-from bisect import insort
 from collections.abc import Callable
-from itertools import count
-from pathlib import Path as FilePath
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, overload
 
-from ninfer_pool.core import lifecycle
-from ninfer_pool.core.admission import Request, admit, covers, lane_of, search
-from ninfer_pool.core.checks import check_pool
+from ninfer_pool.core.admission import admit, choose_lane
+from ninfer_pool.core.audit import audit, describe
 from ninfer_pool.core.config import PoolConfig
-from ninfer_pool.core.describe import describe
-from ninfer_pool.core.entry import Checkpoint, Entry
-from ninfer_pool.core.eviction import Bill, drop_entry
-from ninfer_pool.core.grant import Wishes
-from ninfer_pool.core.hooks import Below, NoTiers
-from ninfer_pool.core.lease import Lease
-from ninfer_pool.core.lookup import Matches, Rules, deepest_resume, explain, find_anywhere, lookup
-from ninfer_pool.core.namespace import Namespace
-from ninfer_pool.core.planner import canonical_cuts
+from ninfer_pool.core.entry import Entry
+from ninfer_pool.core.eviction import evict_entry
+from ninfer_pool.core.explain import explain
+from ninfer_pool.core.identity import Namespace
+from ninfer_pool.core.lease import Lease, Pending, RequestOptions
+from ninfer_pool.core.lookup import (
+    Lookup,
+    LookupFilter,
+    Matches,
+    deepest_resume,
+    find,
+    find_anywhere,
+    matches,
+    prompt_cuts,
+    shared_tokens,
+)
 from ninfer_pool.core.prompt import Prompt
-from ninfer_pool.core.request_checks import check_flags, check_lanes, check_prompt, check_request
-from ninfer_pool.core.results import EntryInfo, Event, Explanation, Pending, Refusal, Stats
-from ninfer_pool.core.retained import Retained
-from ninfer_pool.errors import ConfigError
+from ninfer_pool.core.results import EntryInfo, Event, EvictionCost, Explanation, Refusal, Stats
+from ninfer_pool.core.state import PoolState
+from ninfer_pool.errors import ConfigError, PromptError
 
 
 class PrefixPool:
@@ -51,65 +55,68 @@ class PrefixPool:
         if not isinstance(config, PoolConfig):
             raise ConfigError(f"config: {type(config).__name__}; needs a PoolConfig")
         self.config = config
-        self.retained = Retained(config)
-        self.last_refusal: Refusal | None = None
-        """Why the last `acquire` that said no did so."""
-        self.lock = threading.RLock()
+        self.state = PoolState(config)
+        """Its internals: for tiers and tests; an engine needs none of them."""
+        self.lock = self.state.lock
+        """The lock that every method takes. Hold it to make several calls at one moment."""
         self._leases: dict[Lease, None] = {}
-        self._free_lanes = list(range(config.lanes))
-        self._lane_used = [0] * config.lanes
-        self.expiry: list[tuple[float, int, Checkpoint]] = []
-        self.serial = count()
-        self.below: Below = NoTiers()
-        """The tiers below the device: see `ninfer_pool.tiers.Tiers`, which sets it."""
+
+    @property
+    def last_refusal(self) -> Refusal | None:
+        """Why the last `acquire` that returned None did so."""
+        return self.state.last_refusal
 
     # -- reading (G7) ----------------------------------------------------------------------
 
     def lookup(self, prompt: Prompt) -> Matches:
         """Return the positions where ``prompt`` can be resumed, ascending. O(matched bytes).
 
-        Asked again with the same `Prompt` while nothing was stored or removed, as a scheduler
-        does for what waits, it answers from memory: O(1). `acquire` always compares anew.
+        Repeated with the same `Prompt` while nothing was stored or removed, as a scheduler does
+        for waiting requests, the result is remembered: O(1). `acquire` always compares again.
         """
-        check_prompt(prompt)
-        clock = self.config.clock
-        with self.lock:
-            return lookup(self.retained, prompt, clock() if clock is not None else None)
+        _check_prompt(prompt)
+        now, state = self._now(), self.state
+        with state.lock:
+            catalog = state.catalog
+            tiers = state.hooks.searchable
+            return matches(catalog, tiers, prompt, version=catalog.version, now=now)
 
     def explain(self, prompt: Prompt, *, read: bool = True, exact: bool = False) -> Explanation:
         """Return why ``prompt`` would hit as deep as it would, and what would help."""
-        check_prompt(prompt)
-        rules = self._rules(read=read, exact=exact)
-        with self.lock:
-            cuts = self._cuts(prompt)
-            found = find_anywhere(self.retained, prompt, cuts, rules)
-            return explain(self.retained, prompt, found, rules)
+        _check_prompt(prompt)
+        filter = LookupFilter(read=read, exact=exact, now=self._now())
+        state = self.state
+        with state.lock:
+            cuts = prompt_cuts(self.config, prompt)
+            tiers = state.hooks.searchable
+            return explain(state, find_anywhere(state.catalog, tiers, prompt, cuts, filter), filter)
 
     def key(self, prompt: Prompt) -> str:
         """Return the key of a prompt's whole sequence in this pool. One hash pass."""
-        check_prompt(prompt)
-        return self.retained.key(prompt.namespace, [prompt.buffer], prompt.attributes)
+        _check_prompt(prompt)
+        return self.state.catalog.key(prompt.namespace, [prompt.buffer], prompt.attributes)
 
     def find(self, key: str) -> list[EntryInfo]:
         """Return every entry stored under ``key``: normally one or none."""
-        with self.lock:
-            found = [describe(self.retained, entry) for entry in self._holders(key)]
-            return found or self.below.find(key)
+        with self.state.lock:
+            found = [describe(self.state, entry) for entry in self._holders(key)]
+            return found or self.state.hooks.find(key)
 
     def entries(
         self, *, where: Callable[[Namespace], bool] | None = None, newest: int | None = None
     ) -> list[EntryInfo]:
         """Return all entries, or those of some namespaces, or the newest, the oldest first.
 
-        Those that lie only in a tier below come before all that lie on the device.
+        Those held only in a tier below come before all that the device holds.
         """
-        with self.lock:
-            every = self.retained.entries.values()
+        state = self.state
+        with state.lock:
+            every = state.catalog.entries.values()
             found = [entry for entry in every if where is None or where(entry.namespace)]
             first = 0 if newest is None else max(0, len(found) - newest)
-            told = [describe(self.retained, entry) for entry in found[first:]]
-            left = None if newest is None else max(0, newest - len(told))
-            return self.below.entries(where, left) + told
+            infos = [describe(state, entry) for entry in found[first:]]
+            left = None if newest is None else max(0, newest - len(infos))
+            return state.hooks.entries(where, left) + infos
 
     def events(self, since: int = 0) -> list[Event]:
         """Return the events numbered ``since`` and later that are still remembered.
@@ -119,26 +126,27 @@ class PrefixPool:
         """
         if type(since) is not int:
             raise ConfigError(f"since: {since!r}; needs an int")
-        with self.lock:
-            return list(self.retained.journal.since(since))
+        with self.state.lock:
+            return list(self.state.journal.since(since))
 
     def stats(self) -> Stats:
         """Return sizes and counters. O(1)."""
-        with self.lock:
-            retained, ledger = self.retained, self.retained.ledger
+        state = self.state
+        with state.lock:
+            catalog, ledger = state.catalog, state.ledger
             size = self.config.page_bytes
             return Stats(
-                entries=len(retained.entries),
-                checkpoints=retained.checkpoints,
-                superseded=len(retained.spares),
+                entries=len(catalog.entries),
+                checkpoints=catalog.checkpoints,
+                superseded=len(catalog.superseded),
                 leases=len(self._leases),
                 pages_total=ledger.total,
                 pages_free=ledger.free,
                 retained_bytes=ledger.retained * size,
-                image_bytes=retained.checkpoints * self.config.image_pages * size,
-                pinned_bytes=ledger.protected * size,
-                counters=retained.counters.copy(),
-                tiers=self.below.stats(),
+                image_bytes=catalog.checkpoints * self.config.image_pages * size,
+                pinned_bytes=ledger.pinned * size,
+                counters=state.counters.copy(),
+                tiers=state.hooks.stats(),
             )
 
     @property
@@ -147,21 +155,61 @@ class PrefixPool:
         return len(self._leases)
 
     def check(self) -> None:
-        """Recount everything and compare; AssertionError names what is off. O(everything)."""
-        with self.lock:
-            check_pool(self.retained, list(self._leases))
-            self.below.check()
+        """Recount everything and compare; AssertionError names the difference. O(everything)."""
+        with self.state.lock:
+            audit(self.state, [lease.hold() for lease in self._leases])
+            self.state.hooks.check()
 
-    def _rules(self, *, read: bool = True, exact: bool = False) -> Rules:
+    @property
+    def free_lanes(self) -> int:
+        """Lanes that no lease holds."""
+        return len(self.state.free_lanes)
+
+    @property
+    def freeable_bytes(self) -> int:
+        """Bytes that are free, or would be if everything unprotected were evicted."""
+        return self.state.ledger.freeable * self.config.page_bytes
+
+    def _now(self) -> float | None:
         clock = self.config.clock
-        return Rules(read=read, exact=exact, now=clock() if clock is not None else None)
-
-    def _cuts(self, prompt: Prompt) -> tuple[int, ...]:
-        config = self.config
-        return canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)
+        return clock() if clock is not None else None
 
     # -- admission -------------------------------------------------------------------------
 
+    @overload
+    def acquire(
+        self,
+        prompt: Prompt,
+        *,
+        reserve_tokens: int = 0,
+        read: bool = True,
+        retain: bool = True,
+        pin: bool = False,
+        priority: int = 0,
+        ttl_seconds: float | None = None,
+        lane: int | None = None,
+        near: int | None = None,
+        exact: bool = False,
+        claim: bool = False,
+        wait_for_shared: Literal[False] = False,
+    ) -> Lease | None: ...
+    @overload
+    def acquire(
+        self,
+        prompt: Prompt,
+        *,
+        reserve_tokens: int = 0,
+        read: bool = True,
+        retain: bool = True,
+        pin: bool = False,
+        priority: int = 0,
+        ttl_seconds: float | None = None,
+        lane: int | None = None,
+        near: int | None = None,
+        exact: bool = False,
+        claim: bool = False,
+        wait_for_shared: bool,
+    ) -> Lease | Pending | None: ...
     def acquire(
         self,
         prompt: Prompt,
@@ -178,20 +226,20 @@ class PrefixPool:
         claim: bool = False,
         wait_for_shared: bool = False,
     ) -> Lease | Pending | None:
-        """Lease the deepest resumable prefix of ``prompt`` and room for what is to come.
+        """Lease the deepest resumable prefix of ``prompt`` and room for the tokens to come.
 
         Args:
             reserve_tokens: room for generated tokens beyond the prompt.
             read: False: resume nothing. retain: False: leave nothing.
-            pin: keep what is committed until `unpin`.
-            priority: entries of lower priority go first.
-            ttl_seconds: what is committed is not offered after that long; needs a clock.
+            pin: keep the committed entry until `unpin`.
+            priority: entries of lower priority are evicted first.
+            ttl_seconds: the committed entry is not offered after that long; needs a clock.
             lane: the lane to run in; None: the home lane, else ``near``, else the least
                 recently used.
             near: the lane to prefer where there is no home lane that is free.
             exact: resume only where the bits are those of a cold run.
             claim: continue the entry in place where possible, without copying its last page.
-            wait_for_shared: answer `Pending` where a running lease will take a deeper
+            wait_for_shared: return `Pending` where a running lease will take a deeper
                 checkpoint of this prompt.
 
         Returns:
@@ -201,189 +249,221 @@ class PrefixPool:
         Raises:
             PromptError: an argument that cannot be used.
         """
-        wishes = Wishes(
+        options = RequestOptions(
+            reserve_tokens=reserve_tokens,
             retain=retain,
             pin=pin,
             priority=priority,
             ttl_seconds=ttl_seconds,
-            claim=claim,
             exact=exact,
+            claim=claim,
         )
-        check_request(self.config, prompt, reserve_tokens, wishes)
-        check_lanes(self.config.lanes, lane=lane, near=near)
-        check_flags(
+        _check_prompt(prompt)
+        _check_options(self.config, options)
+        _check_lanes(self.config.lanes, lane=lane, near=near)
+        _check_flags(
             read=read, retain=retain, pin=pin, exact=exact, claim=claim, wait=wait_for_shared
         )
-        with self.lock:
-            rules = self._rules(read=read, exact=exact)
-            rules.lane = lane if self.config.affinity == "strict" else None
-            lifecycle.expire(self, rules.now)
-            request = search(self.retained, prompt, wishes, rules, reserve_tokens)
-            if self.retained.tiers and read:
-                free = bool(self._free_lanes) and lane in (None, *self._free_lanes)
-                request = self.below.raise_up(prompt, request, rules, lane=free)
-            pending = self._pending(request, read=read) if wait_for_shared else None
-            return pending or self._admit(request, lane, near=near)
+        state = self.state
+        with state.lock:
+            strict = lane if self.config.affinity == "strict" else None
+            filter = LookupFilter(read=read, exact=exact, now=self._now(), lane=strict)
+            state.expire(filter.now)
+            cost = EvictionCost()
+            lookup, explanation = self._search(prompt, filter)
+            if read and state.hooks.searchable:
+                free = bool(state.free_lanes) and lane in (None, *state.free_lanes)
+                lookup, explanation = self._search_below(
+                    lookup, explanation, filter, options, cost, free=free
+                )
+            pending = self._pending(lookup) if wait_for_shared and read else None
+            if pending is not None:
+                return pending
+            chosen = choose_lane(state, lookup, wanted=lane, near=near)
+            if chosen is None:
+                home = self.config.affinity == "strict" and lookup.checkpoint is not None
+                state.refuse("home_lane_busy" if home and state.free_lanes else "no_lane", 0)
+                return None
+            lease = admit(state, lookup, explanation, options, lane=chosen, cost=cost)
+            return self._open(lease)
 
-    def _pending(self, request: Request, *, read: bool) -> Pending | None:
+    def _search(self, prompt: Prompt, filter: LookupFilter) -> tuple[Lookup, Explanation]:
+        """Look a prompt up on the device and explain the result."""
+        lookup = find(self.state.catalog, prompt, prompt_cuts(self.config, prompt), filter)
+        explanation = explain(self.state, lookup, filter)
+        if not explanation.resumable:
+            lookup.give_up()
+        return lookup, explanation
+
+    def _search_below(
+        self,
+        lookup: Lookup,
+        explanation: Explanation,
+        filter: LookupFilter,
+        options: RequestOptions,
+        cost: EvictionCost,
+        *,
+        free: bool,
+    ) -> tuple[Lookup, Explanation]:
+        """Have a deeper checkpoint promoted where a lane is free, then search again."""
+        hooks, catalog = self.state.hooks, self.state.catalog
+        if filter.now is not None:
+            hooks.expire(filter.now)
+        if not free:
+            return lookup, explanation
+        version = catalog.version
+        tier = hooks.promote(lookup, filter, reserve_tokens=options.reserve_tokens, cost=cost)
+        if version != catalog.version:
+            lookup, explanation = self._search(lookup.prompt, filter)
+        if tier is not None and lookup.checkpoint is not None:
+            explanation = replace(explanation, tier=tier)
+        return lookup, explanation
+
+    def _pending(self, lookup: Lookup) -> Pending | None:
         best: Pending | None = None
-        for lease in self._leases if read else ():
-            deepest = deepest_resume(self.config, request.prompt)
-            shared = min(deepest, covers(request.prompt, lease.prompt))
+        for lease in self._leases:
+            deepest = deepest_resume(self.config, lookup.prompt)
+            shared = min(deepest, shared_tokens(lookup.prompt, lease.prompt))
             for position, _ in lease.planned_captures:
-                known = max(request.found.position, best.position if best else 0)
+                known = max(lookup.position, best.position if best else 0)
                 if max(known, lease.frontier) < position <= shared and lease.doubt is None:
                     best = Pending(position, lease)
         return best
 
-    def _admit(self, request: Request, wanted: int | None, *, near: int | None) -> Lease | None:
-        counters = self.retained.counters
-        lane = lane_of(self.retained, request.found, self._free_lanes, wanted=wanted, near=near)
-        if lane is None:
-            strict = self.config.affinity == "strict" and request.found.mark is not None
-            self.refuse("home_lane_busy" if strict and self._free_lanes else "no_lane", 0)
-            return None
-        grant = admit(self.retained, request, lane)
-        if isinstance(grant, Refusal):
-            self.last_refusal = grant
+    def _open(self, lease: Lease | Refusal) -> Lease | None:
+        state, counters = self.state, self.state.counters
+        if isinstance(lease, Refusal):
+            state.last_refusal = lease
             counters.refused += 1
             return None
-        lease = Lease(self, request.prompt, request.wishes, grant)
         self._leases[lease] = None
-        self._free_lanes.remove(lane)
+        lease.on_end = self._leases.pop
+        state.free_lanes.remove(lease.lane)
         counters.acquired += 1
-        counters.input_tokens += len(request.prompt)
+        counters.input_tokens += lease.prompt.length
         counters.reused_tokens += lease.start
         return lease
-
-    def note_miss(self, explanation: Explanation) -> None:
-        """Tell policies what a committed request's reason says about the pressure (G6)."""
-        tick = self.retained.tick
-        gone, used = explanation.evicted_tick, explanation.used_tick
-        if gone is not None and used is not None:
-            self.retained.ranking.returned(tick - gone, tick - used, tick)
-        elif explanation.reason == "no_entry":
-            self.retained.ranking.stranger(tick)
 
     # -- verbs that take a key -------------------------------------------------------------
 
     def pin(self, key: str) -> bool:
         """Never evict the entry of that key (G4); False unless the key names one entry.
 
-        Its checkpoints of now are kept, and the tip that it grows to.
+        Its checkpoints of now are protected, and the tip that it grows to.
         """
-        with self.lock:
+        with self.state.lock:
             entry = self._named(key)
             if entry is not None:
-                self.pin_entry(entry)
+                self.state.pin(entry)
                 return True
-            return self.below.set_pin(key, pinned=True)
-
-    def pin_entry(self, entry: Entry) -> None:
-        """See `pin`."""
-        if entry.pinned is None:
-            entry.pinned = list(self.retained.path_marks(entry))
-            for mark in entry.pinned:
-                self.retained.spares.discard(mark)
-                self.retained.guard(mark)
+            return self.state.hooks.set_pin(key, pinned=True)
 
     def unpin(self, key: str) -> bool:
         """Take the pin off; False unless the key names one entry that is pinned."""
-        with self.lock:
+        with self.state.lock:
             entry = self._named(key)
-            below = self.below.set_pin(key, pinned=False)
+            below = self.state.hooks.set_pin(key, pinned=False)
             if entry is None or entry.pinned is None:
                 return below
-            self.retained.unpin(entry)
+            self.state.unpin(entry)
             return True
 
     def release(self, key: str) -> bool:
-        """Tell that the conversation is over: its entry goes before others of its priority."""
-        with self.lock:
+        """Record that the conversation is over: its entry goes before others of its priority."""
+        state = self.state
+        with state.lock:
             entry = self._named(key)
-            if entry is not None and not entry.released:
-                self.retained.ranking.removed(entry)
-                entry.released = True
-                self.retained.ranking.added(entry, self.retained.tick)
-            return self.below.release(key) or entry is not None
+            if entry is not None:
+                order = state.catalog.order
+                order.move(entry, state.tick, priority=entry.priority, released=True)
+            return state.hooks.release(key) or entry is not None
 
     def evict(self, key: str) -> bool:
-        """Remove an entry whole, from every tier; False unless the key names one that nothing
-        protects."""
-        with self.lock:
+        """Remove an entry whole, from every tier; False unless the key names one unprotected."""
+        state = self.state
+        with state.lock:
             entry = self._named(key)
             if entry is None:
-                return self.below.evict(key)
-            if any(m.guards for m in self.retained.private_marks(entry)):
+                return state.hooks.evict(key)
+            if state.catalog.protects(entry):
                 return False
-            self.below.forget(entry)
-            drop_entry(self.retained, entry, Bill())
+            state.hooks.remove(entry)
+            evict_entry(state, entry, EvictionCost())
             return True
 
     def clear(self) -> int:
-        """Remove every entry that nothing protects, from every tier, and every ghost; return how
-        many went."""
-        with self.lock:
-            before = len(self.retained.entries) + self.below.clear()
-            for entry in list(self.retained.entries.values()):
-                if not any(mark.guards for mark in self.retained.private_marks(entry)):
-                    drop_entry(self.retained, entry, Bill())
-            self.retained.clear_spares()
-            self.retained.ghosts.clear()
-            return before - len(self.retained.entries)
+        """Remove every unprotected entry from every tier, and every ghost; return how many."""
+        state = self.state
+        with state.lock:
+            entries = state.catalog.entries
+            before = len(entries) + state.hooks.clear()
+            for entry in list(entries.values()):
+                if not state.catalog.protects(entry):
+                    evict_entry(state, entry, EvictionCost())
+            state.clear_superseded()
+            state.ghosts.clear()
+            return before - len(entries)
 
     def _named(self, key: str) -> Entry | None:
         entries = self._holders(key)
         return entries[0] if len(entries) == 1 else None
 
     def _holders(self, key: object) -> list[Entry]:
-        """Every entry of that key; none for what is no key at all, such as None."""
-        return list(self.retained.keys.get(key, {}).values()) if isinstance(key, str) else []
+        """Return every entry of that key; none where it is no str, such as None."""
+        keys = self.state.catalog.keys
+        return list(keys.get(key, {}).values()) if isinstance(key, str) else []
 
     # -- files -----------------------------------------------------------------------------
 
-    def save(self, entry: EntryInfo | str, path: str | FilePath, *, tokens: bool = True) -> int:
+    def save(self, entry: EntryInfo | str, path: str | Path, *, tokens: bool = True) -> int:
         """Write an entry, by itself or its key, whole, to one file; return the file's bytes.
 
-        ``tokens=False`` leaves the token ids out: such a file can be looked at, not loaded.
+        ``tokens=False`` leaves the token ids out: such a file can be read, not loaded.
 
         Raises:
             ConfigError: no tiers were attached, so the pool cannot reach its pages.
             StoreError: no such entry, or the file cannot be written.
         """
         key = entry.key if isinstance(entry, EntryInfo) else entry
-        return self.below.save(key, FilePath(path), tokens=tokens)
+        return self.state.hooks.save(key, Path(path), tokens=tokens)
 
-    def load(self, path: str | FilePath) -> str:
-        """Retain what a file holds, with every checkpoint; return its key.
+    def load(self, path: str | Path) -> str:
+        """Retain the entry of a file, with every checkpoint; return its key.
 
         Raises:
             ConfigError: as `save`.
             RoomError: no room on the device now.
             StoreError: damaged, of other weights or sizes, without tokens, or larger than the pool.
         """
-        return self.below.load(FilePath(path))
+        return self.state.hooks.load(Path(path))
 
-    # -- what leases and their life cycle ask -----------------------------------------------
 
-    @property
-    def free_lanes(self) -> int:
-        """Lanes that no lease holds."""
-        return len(self._free_lanes)
+def _check_prompt(prompt: object) -> None:
+    if not isinstance(prompt, Prompt):
+        raise PromptError(f"prompt: {type(prompt).__name__}; needs a Prompt")
 
-    @property
-    def freeable_bytes(self) -> int:
-        """Bytes that are free, or would be if everything unprotected went."""
-        return self.retained.ledger.freeable * self.config.page_bytes
 
-    def refuse(self, reason: str, pages: int) -> None:
-        """Note why something was refused."""
-        self.last_refusal = Refusal(reason, pages * self.config.page_bytes, self.freeable_bytes)
-        self.retained.counters.refused += 1
+def _check_options(config: PoolConfig, options: RequestOptions) -> None:
+    """Reject a reserve, a priority or a lifetime that cannot be used."""
+    if type(options.reserve_tokens) is not int or options.reserve_tokens < 0:
+        raise PromptError(f"reserve_tokens: {options.reserve_tokens!r}; needs an int of 0 or more")
+    if type(options.priority) is not int:
+        raise PromptError(f"priority: {options.priority!r}; needs an int")
+    if options.ttl_seconds is not None:
+        if config.clock is None:
+            raise ConfigError("clock: None; ttl_seconds needs a PoolConfig with a clock")
+        number = isinstance(options.ttl_seconds, (int, float))
+        if not number or not 0 < options.ttl_seconds < float("inf"):
+            raise PromptError(f"ttl_seconds: {options.ttl_seconds!r}; needs more than 0")
 
-    def forget(self, lease: Lease, *, committed: bool) -> None:
-        """Take an ended lease out; a commit makes its lane the most recently used (G6)."""
-        del self._leases[lease]
-        if committed:
-            self._lane_used[lease.lane] = self.retained.tick
-        insort(self._free_lanes, lease.lane, key=self._lane_used.__getitem__)
+
+def _check_lanes(lanes: int, **wanted: object) -> None:
+    for name, lane in wanted.items():
+        if lane is not None and (type(lane) is not int or not 0 <= lane < lanes):
+            raise PromptError(f"{name}: {lane!r}; needs an int of 0 to {lanes - 1}")
+
+
+def _check_flags(**flags: object) -> None:
+    for name, value in flags.items():
+        if type(value) is not bool:
+            raise PromptError(f"{name}: {value!r}; needs True or False")

@@ -1,4 +1,4 @@
-"""A request's prompt: tokens, what some positions carry beside them, and its declared structure."""
+"""A request's prompt: tokens, the attributes of some positions, and its declared structure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_pool.core.keys import ABSENT, Attribute, is_text, text
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import ABSENT, Attribute, Namespace, encode_text, is_text
 from ninfer_pool.errors import PromptError
 
 KINDS = ("system", "turn", "response", "history", "junction", "grid", "frontier")
@@ -39,12 +38,12 @@ class Boundary(NamedTuple):
 
 
 class Prompt:
-    """Token ids and all that identifies them.
+    """Token ids, everything else that identifies them, and where checkpoints may be taken.
 
     Args:
         tokens: int32 ids, not negative: a buffer of int32 (taken without a copy: leave it
             unchanged while a lease on the prompt runs) or a sequence of Python ints.
-        namespace: what must be equal before tokens are compared.
+        namespace: the identity that must be equal before tokens are compared.
         boundaries: ``(position, kind)``, positions ascending in 1..n.
         positions: int32 of shape (3, n), the three rotary axes; None: 0, 1, 2, … on each.
         token_types: int32 of shape (n,); None: all 0.
@@ -58,7 +57,16 @@ class Prompt:
     3
     """
 
-    __slots__ = ("attributes", "boundaries", "buffer", "media", "namespace", "seen", "shareable")
+    __slots__ = (
+        "attributes",
+        "boundaries",
+        "buffer",
+        "length",
+        "media",
+        "namespace",
+        "seen",
+        "shareable",
+    )
 
     def __init__(
         self,
@@ -76,7 +84,8 @@ class Prompt:
         self.buffer = token_bytes(tokens, "tokens")
         if not self.buffer:
             raise PromptError("tokens: empty; needs at least one token id")
-        count = len(self)
+        self.length = count = len(self.buffer) // 4
+        """Tokens: ``len(prompt)``, without a call."""
         self.media = _media(media, count)
         self.boundaries = _boundaries(boundaries, count, self.media)
         bare = [span.begin for span in self.media if span.digest is None]
@@ -84,7 +93,7 @@ class Prompt:
         """The position up to which anything may be matched or retained: the first media span
         without a digest, else without bound."""
         self.seen: Any = None
-        """What the last lookup found, where, and when: for `ninfer_pool.core.lookup` alone."""
+        """The last lookup's pool, its version and result: for `ninfer_pool.core.lookup` alone."""
         self.attributes: tuple[Attribute, ...] = ()
         if self.media or positions is not None or token_types is not None:
             axes = _axis(positions, (3, count), "positions")
@@ -92,10 +101,10 @@ class Prompt:
             self.attributes = _attributes(self.media, axes, types, count)
 
     def __len__(self) -> int:
-        return len(self.buffer) // 4
+        return self.length
 
     def __repr__(self) -> str:
-        return f"Prompt({len(self)} tokens, boundaries={list(map(tuple, self.boundaries))})"
+        return f"Prompt({self.length} tokens, boundaries={list(map(tuple, self.boundaries))})"
 
     @property
     def tokens(self) -> Array:
@@ -109,7 +118,7 @@ class Prompt:
         """Where the answer begins: the end, or before the fixed prologue of an answer.
 
         A prompt that ends with a ``response`` boundary was written up to the ``turn`` boundary
-        before it; what follows that is the template's, and no later prompt needs to repeat it.
+        before it. The rest is the template's, and no later prompt needs to repeat it.
         """
         if not self.boundaries or self.boundaries[-1] != (len(self), "response"):
             return len(self)
@@ -117,7 +126,7 @@ class Prompt:
         return next(turns, len(self))
 
     def inside_media(self, position: int) -> bool:
-        """Say whether ``position`` lies strictly inside a media span, where none may resume."""
+        """Return whether ``position`` is strictly inside a media span, where none may resume."""
         return any(span.begin < position < span.end for span in self.media)
 
 
@@ -152,7 +161,7 @@ def flat_bytes(tokens: Any, field: str) -> memoryview:
 
 
 def check_ids(flat: memoryview, field: str) -> None:
-    """Say no to a negative id among int32 bytes."""
+    """Reject a negative id among int32 bytes."""
     if flat and int(np.frombuffer(flat, dtype=np.int32).min()) < 0:
         ids = np.frombuffer(flat, dtype=np.int32)
         at = int((ids < 0).argmax())
@@ -232,7 +241,7 @@ def _boundaries(
         if position < before:
             raise PromptError(f"{field}.position: {position} after {before}; needs ascending ones")
         if any(span.begin < position < span.end for span in media):
-            raise PromptError(f"{field}.position: {position} lies inside a media span")
+            raise PromptError(f"{field}.position: {position} is inside a media span")
         before = position
         result.append(Boundary(position, kind))
     return tuple(result)
@@ -245,17 +254,20 @@ def _is_int(value: object) -> bool:
 def _attributes(
     media: tuple[MediaSpan, ...], axes: Array | None, types: Array | None, count: int
 ) -> tuple[Attribute, ...]:
-    """Return what positions carry beside tokens, as ``(position, payload)``, sorted, canonical.
+    """Return the attributes of a prompt: ``(position, payload)``, sorted, canonical.
 
     Equal prefixes give equal attributes, and two prompts that differ first at position q have
     attributes that differ first at q (inside a media span: at the span's begin). A payload is
-    one or more of: ``M`` span length and digest; ``Q`` the span's block of positions; ``P`` the
-    offset of the three axes from the token's index, where it changes; ``T`` the token type,
-    where it changes.
+    one or more of:
+
+    * ``M`` span length and digest
+    * ``Q`` the span's block of positions
+    * ``P`` the offset of the three axes from the token's index, where it changes
+    * ``T`` the token type, where it changes
     """
     found: dict[int, bytes] = {}
     for span in media:
-        head = b"M" + struct.pack("<q", span.end - span.begin) + text(span.digest)
+        head = b"M" + struct.pack("<q", span.end - span.begin) + encode_text(span.digest)
         found[span.begin] = head
     if axes is not None:
         _add_axes(found, axes, media, count)

@@ -1,12 +1,12 @@
 """The radix index: which retained sequences share a prompt's beginning, and where they part.
 
-One root a namespace. A `Path` is one long run of tokens; another sequence that parts from it at
-position q hangs off it as a *fork* at q, so nothing is ever split: a path of 200,000 tokens with
-1,000 branch points is still compared by one pass of memcmp. Checkpoints are *marks*: positions
-on a path, not nodes. A path's marks and their positions are replaced, never changed in place, so
-a lookup can hand them out without copying.
+One root per namespace. A `Node` is one long run of tokens; another sequence that parts from it at
+position q is a *child* at q, so no node is ever split for it. A node of 200,000 tokens with 1,000
+branch points is still compared by one pass of memcmp. Checkpoints are sorted positions on a node,
+not nodes. They are replaced, never changed in place, so a lookup can return them without a copy.
 
 The walk compares raw int32 bytes and is itself the exact verification (G5): no hash is involved.
+A `Step` is a node and how far it is followed; a list of them is the path of one sequence.
 """
 
 from __future__ import annotations
@@ -14,200 +14,106 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from ninfer_pool.core.keys import Attribute
-
-if TYPE_CHECKING:
-    from ninfer_pool.core.entry import Checkpoint, Entry
+from ninfer_pool.core.entry import Checkpoint, Node, first_cell
+from ninfer_pool.core.identity import Attribute
 
 CHUNK = 1 << 18
 """Bytes compared at a time; a mismatch is then looked for within one chunk."""
 
 
-class Path:
-    """A run of tokens from ``start``, its marks, and the forks that leave it.
-
-    ``label`` is one growing buffer. Marks lie in ``start < position <= end``; a mark at a fork's
-    position belongs to the path, not to the fork. ``entries`` counts the entries whose tip lies
-    on this path or below it; ``tip`` is the one whose tip lies on it, if any.
-    """
-
-    __slots__ = (
-        "attributes",
-        "entries",
-        "forks",
-        "key",
-        "label",
-        "live",
-        "marks",
-        "parent",
-        "positions",
-        "start",
-        "tip",
-    )
-
-    def __init__(
-        self, *, parent: Path | None, start: int, label: bytearray, attributes: list[Attribute]
-    ) -> None:
-        self.parent = parent
-        self.start = start
-        self.label = label
-        self.attributes = attributes
-        self.positions: list[int] = []
-        self.marks: list[Checkpoint] = []
-        self.forks: dict[int, dict[bytes, Path]] | None = None
-        self.live: dict[int, int] = {}
-        """Entries below, by the position of the fork that leads to them."""
-        self.entries = 0
-        self.tip: Entry | None = None
-        self.key = first_cell(label, attributes, start)
-
-    @property
-    def end(self) -> int:
-        """The position after the last token."""
-        return self.start + len(self.label) // 4
-
-    def children(self) -> Iterator[Path]:
-        """Every fork, in no particular order."""
-        if self.forks:
-            for group in self.forks.values():
-                yield from group.values()
-
-    def subtree(self) -> Iterator[Path]:
-        """This path and all below it, parents first. Iterative: depth is not bounded."""
-        stack = [self]
-        while stack:
-            path = stack.pop()
-            yield path
-            stack.extend(path.children())
-
-    def count_entries(self, change: int) -> None:
-        """Add ``change`` to the entries of this path and of all above it. O(depth)."""
-        path = self
-        path.entries += change
-        while path.parent is not None:
-            start, path = path.start, path.parent
-            path.entries += change
-            path.add_live(start, change)
-
-    def add_live(self, position: int, change: int) -> None:
-        """Add ``change`` to the entries that hang at a fork's position."""
-        count = self.live.get(position, 0) + change
-        if count:
-            self.live[position] = count
-        else:
-            self.live.pop(position, None)
-
-    def goes_on(self, position: int) -> bool:
-        """Say whether some entry hangs off this path at ``position`` or later. O(fork points)."""
-        return any(start >= position for start in self.live)
-
-    def forks_after(self, position: int) -> Iterator[Path]:
-        """Every fork that leaves past ``position``."""
-        for start, group in (self.forks or {}).items():
-            if start > position:
-                yield from group.values()
-
-
-Hop: TypeAlias = tuple[Path, int]
-"""A path on the way, and the position that it was matched up to."""
+Step: TypeAlias = tuple[Node, int]
+"""A node on the path, and the position that it was matched up to."""
 
 _EMPTY = memoryview(b"")
 
 
-def first_cell(label: Sequence[int] | bytearray, attributes: Sequence[Attribute], at: int) -> bytes:
-    """Return what tells forks at one position apart: the next token and its attributes."""
-    payload = attributes[0][1] if attributes and attributes[0][0] == at else b""
-    return bytes(label[:4]) + payload
-
-
 def walk(
-    root: Path,
+    root: Node,
     view: memoryview,
     attributes: Sequence[Attribute] = (),
     *,
     origin: int = 0,
-    known: list[Hop] | None = None,
-) -> list[Hop]:
-    """Return the paths that ``view`` (int32 bytes) follows from ``root``, each with how far.
+    known: list[Step] | None = None,
+) -> list[Step]:
+    """Return the nodes that ``view`` (int32 bytes) follows from ``root``, each with how far.
 
-    The last hop's ``upto`` is the longest common prefix with anything retained. ``view`` holds
-    the tokens from ``origin`` on; ``known`` are the hops above ``root``, which then is the path
-    that ``origin`` lies on (see `hops_to`). O(matched bytes) at the speed of memcmp, plus O(1)
-    for each hop.
+    The last step's position is the longest common prefix with anything retained. ``view`` holds
+    the tokens from ``origin`` on; ``known`` are the steps above ``root``, which then is the node
+    of ``origin`` (see `path_to`). O(matched bytes) at the speed of memcmp, plus O(1) per step.
     """
-    hops = known or []
-    path, begin = root, origin
+    steps = known or []
+    node, begin = root, origin
     while True:
-        label = path.label
-        skip = 4 * (begin - path.start)
+        tokens = node.tokens
+        skip = 4 * (begin - node.start)
         offset = 4 * (begin - origin)
-        piece = view[offset : offset + len(label) - skip] if label else _EMPTY
+        piece = view[offset : offset + len(tokens) - skip] if tokens else _EMPTY
         size = len(piece)
         if size > CHUNK:
-            size = _common(label, piece, skip)
-        elif not label.startswith(piece, skip):
-            size = _parting_of(path, piece, skip, size)
+            size = _common(tokens, piece, skip)
+        elif not tokens.startswith(piece, skip):
+            size = _parting_of(node, piece, skip, size)
         upto = begin + size // 4
-        if attributes or path.attributes:
-            upto = _parting(path, attributes, upto)
-        hops.append((path, upto))
-        forks = path.forks
-        if not forks or upto not in forks:
-            return hops
+        if attributes or node.attributes:
+            upto = _parting(node, attributes, upto)
+        steps.append((node, upto))
+        children = node.children
+        if not children or upto not in children:
+            return steps
         cell = view[4 * (upto - origin) : 4 * (upto - origin) + 4].tobytes()
         if attributes:
             at = bisect_left(attributes, (upto,))
             if at < len(attributes) and attributes[at][0] == upto:
                 cell += attributes[at][1]
-        child = forks[upto].get(cell)
+        child = children[upto].get(cell)
         if child is None:
-            return hops
-        path, begin = child, upto
+            return steps
+        node, begin = child, upto
 
 
-def hops_to(path: Path, position: int) -> tuple[list[Hop], Path]:
-    """Return the hops above the path that ``position`` lies on, and that path. O(depth)."""
-    while path.start >= position and path.parent is not None:
-        path = path.parent
-    above: list[Hop] = []
-    current = path
+def path_to(node: Node, position: int) -> tuple[list[Step], Node]:
+    """Return the node of ``position`` on the way to ``node``, and the steps above it. O(depth)."""
+    while node.start >= position and node.parent is not None:
+        node = node.parent
+    above: list[Step] = []
+    current = node
     while current.parent is not None:
         above.append((current.parent, current.start))
         current = current.parent
-    return above[::-1], path
+    return above[::-1], node
 
 
-def _parting_of(path: Path, piece: memoryview, skip: int, size: int) -> int:
+def _parting_of(node: Node, piece: memoryview, skip: int, size: int) -> int:
     """Return the first byte of the first cell of ``piece`` that differs; one does.
 
-    Most prompts part where others did before: the deepest fork on ``piece`` is tried first.
+    Most prompts part where others did before: the newest child within ``piece`` is tried first.
     """
-    label, low = path.label, 0
-    if path.forks:
-        at = 4 * (next(reversed(path.forks)) - path.start) - skip
-        if 0 < at < size and label.startswith(piece[:at], skip):
-            if piece[at : at + 4] != label[skip + at : skip + at + 4]:
+    tokens, low = node.tokens, 0
+    if node.children:
+        at = 4 * (next(reversed(node.children)) - node.start) - skip
+        if 0 < at < size and tokens.startswith(piece[:at], skip):
+            if piece[at : at + 4] != tokens[skip + at : skip + at + 4]:
                 return at
             low = at
-    return _first_difference(label, piece, skip, low, size)
+    return _first_difference(tokens, piece, skip, low, size)
 
 
-def _common(label: bytearray, piece: memoryview, skip: int) -> int:
+def _common(tokens: bytearray, piece: memoryview, skip: int) -> int:
     """Return how many leading bytes agree, a multiple of 4: chunk by chunk, then by halves."""
     low = 0
     size = len(piece)
-    while low < size and label.startswith(piece[low : low + CHUNK], skip + low):
+    while low < size and tokens.startswith(piece[low : low + CHUNK], skip + low):
         low += CHUNK
     if low >= size:
         return size
-    return _first_difference(label, piece, skip, low, min(low + CHUNK, size))
+    return _first_difference(tokens, piece, skip, low, min(low + CHUNK, size))
 
 
-def _first_difference(label: bytearray, piece: memoryview, skip: int, low: int, high: int) -> int:
+def _first_difference(tokens: bytearray, piece: memoryview, skip: int, low: int, high: int) -> int:
     """Return the first byte of the first cell that differs in ``[low, high)``; one does."""
-    starts = label.startswith
+    starts = tokens.startswith
     step = 64
     while low + step < high and starts(piece[low : low + step], skip + low):
         low += step
@@ -222,13 +128,13 @@ def _first_difference(label: bytearray, piece: memoryview, skip: int, low: int, 
     return low
 
 
-def _parting(path: Path, attributes: Sequence[Attribute], upto: int) -> int:
+def _parting(node: Node, attributes: Sequence[Attribute], upto: int) -> int:
     """Return where attributes part at or before ``upto``, else ``upto``.
 
     An attribute at ``upto`` itself belongs to the next token and is not compared here.
     """
-    mine = attributes[bisect_left(attributes, (path.start,)) : bisect_left(attributes, (upto,))]
-    theirs = path.attributes[: bisect_left(path.attributes, (upto,))]
+    mine = attributes[bisect_left(attributes, (node.start,)) : bisect_left(attributes, (upto,))]
+    theirs = node.attributes[: bisect_left(node.attributes, (upto,))]
     for (here, payload), (there, other) in zip(mine, theirs, strict=False):
         if (here, payload) != (there, other):
             return min(here, there)
@@ -238,147 +144,226 @@ def _parting(path: Path, attributes: Sequence[Attribute], upto: int) -> int:
     return longer[min(len(mine), len(theirs))][0]
 
 
-def marks_upto(hops: Sequence[Hop], limit: int) -> Iterator[Checkpoint]:
-    """Yield the marks on ``hops`` at positions up to ``limit``, deepest first."""
-    for path, upto in reversed(hops):
-        if path.positions:
-            last = bisect_right(path.positions, min(upto, limit))
+def checkpoints_upto(steps: Sequence[Step], limit: int) -> Iterator[Checkpoint]:
+    """Yield the checkpoints on a path at positions up to ``limit``, deepest first."""
+    for node, upto in reversed(steps):
+        if node.positions:
+            last = bisect_right(node.positions, min(upto, limit))
             for index in range(last - 1, -1, -1):
-                yield path.marks[index]
+                yield node.checkpoints[index]
 
 
-def add_marks(path: Path, fresh: Sequence[Checkpoint]) -> None:
-    """Add marks (ascending) to a path; later ones come after equal positions. O(marks)."""
-    merged = sorted(chain(path.marks, fresh), key=_position)
-    for mark in fresh:
-        mark.path = path
-    path.marks = merged
-    path.positions = [mark.position for mark in merged]
+def add_checkpoints(node: Node, fresh: Sequence[Checkpoint]) -> None:
+    """Add checkpoints (ascending) to a node, after older ones of equal positions. O(both)."""
+    merged = sorted(chain(node.checkpoints, fresh), key=_position)
+    for checkpoint in fresh:
+        checkpoint.node = node
+    node.checkpoints = merged
+    node.positions = [checkpoint.position for checkpoint in merged]
 
 
-def _position(mark: Checkpoint) -> int:
-    return mark.position
+def _position(checkpoint: Checkpoint) -> int:
+    return checkpoint.position
 
 
-def remove_mark(mark: Checkpoint) -> None:
-    """Take a mark off its path; the path's tokens stay until `prune`. O(marks of the path)."""
-    path = mark.where
-    at = path.marks.index(mark, bisect_left(path.positions, mark.position))
-    path.marks = path.marks[:at] + path.marks[at + 1 :]
-    path.positions = path.positions[:at] + path.positions[at + 1 :]
+def remove_checkpoint(checkpoint: Checkpoint) -> None:
+    """Remove a checkpoint from its node; the tokens stay until `prune`. O(those of the node)."""
+    node = checkpoint.anchor
+    at = node.checkpoints.index(checkpoint, bisect_left(node.positions, checkpoint.position))
+    node.checkpoints = node.checkpoints[:at] + node.checkpoints[at + 1 :]
+    node.positions = node.positions[:at] + node.positions[at + 1 :]
 
 
 def insert(
-    hops: list[Hop], view: memoryview, attributes: Sequence[Attribute], *, origin: int = 0
-) -> list[Hop]:
-    """Make the index hold ``view``; return its hops. The first ``hops`` are its walk's result.
+    steps: list[Step], view: memoryview, attributes: Sequence[Attribute], *, origin: int = 0
+) -> list[Step]:
+    """Make the index hold ``view``; return its path. ``steps`` is the result of its walk.
 
-    Extends the last path where the view goes on where its label ends, else forks off it.
+    The last node is extended where the view continues at its end; else it gets a child.
     O(bytes added).
     """
-    path, upto = hops[-1]
+    node, upto = steps[-1]
     total = origin + len(view) // 4
     if upto == total:
-        return hops
+        return steps
     fresh = list(attributes[bisect_left(attributes, (upto,)) : bisect_left(attributes, (total,))])
-    label = view[4 * (upto - origin) :]
-    if upto == path.end:
-        path.label += label
-        path.attributes += fresh
-        if path.start == upto:
-            path.key = first_cell(path.label, path.attributes, upto)
-        return [*hops[:-1], (path, total)]
-    child = Path(parent=path, start=upto, label=bytearray(label), attributes=fresh)
+    tokens = view[4 * (upto - origin) :]
+    if upto == node.end:
+        node.tokens += tokens
+        node.attributes += fresh
+        if node.start == upto:
+            node.key = first_cell(node.tokens, node.attributes, upto)
+        return [*steps[:-1], (node, total)]
+    child = Node(parent=node, start=upto, tokens=bytearray(tokens), attributes=fresh)
     _hang(child)
-    return [*hops, (child, total)]
+    return [*steps, (child, total)]
 
 
-def _hang(child: Path) -> None:
-    path = child.parent
-    assert path is not None
-    if path.forks is None:
-        path.forks = {}
-    path.forks.setdefault(child.start, {})[child.key] = child
+def _hang(child: Node) -> None:
+    node = child.parent
+    assert node is not None
+    if node.children is None:
+        node.children = {}
+    node.children.setdefault(child.start, {})[child.key] = child
 
 
-def split_tail(path: Path, at: int) -> Path:
-    """Turn what lies past ``at`` on ``path`` into a fork of it, and return the fork.
+def split_tail(node: Node, at: int) -> Node:
+    """Move everything past ``at`` on ``node`` into a child of it; return the child.
 
-    So the sequence that goes on from ``at`` can extend the path itself, and a conversation stays
-    one path however often its tails are replaced. The tip of ``path``, if any, lies past ``at``.
+    A sequence that continues from ``at`` can then extend the node itself. So a conversation stays
+    one node however often its tails are replaced. The tip of ``node``, if any, is past ``at``.
     O(bytes of the tail).
     """
-    cut = 4 * (at - path.start)
-    border = bisect_left(path.attributes, (at,))
-    tail = Path(parent=path, start=at, label=path.label[cut:], attributes=path.attributes[border:])
-    del path.label[cut:]
-    del path.attributes[border:]
-    first = bisect_right(path.positions, at)
-    tail.marks, path.marks = path.marks[first:], path.marks[:first]
-    tail.positions, path.positions = path.positions[first:], path.positions[:first]
-    for mark in tail.marks:
-        mark.path = tail
-    moved = {q: group for q, group in (path.forks or {}).items() if q > at}
+    cut = 4 * (at - node.start)
+    border = bisect_left(node.attributes, (at,))
+    rest, carried = node.tokens[cut:], node.attributes[border:]
+    tail = Node(parent=node, start=at, tokens=rest, attributes=carried)
+    del node.tokens[cut:]
+    del node.attributes[border:]
+    first = bisect_right(node.positions, at)
+    tail.checkpoints, node.checkpoints = node.checkpoints[first:], node.checkpoints[:first]
+    tail.positions, node.positions = node.positions[first:], node.positions[:first]
+    for checkpoint in tail.checkpoints:
+        checkpoint.node = tail
+    moved = {q: group for q, group in (node.children or {}).items() if q > at}
     for q in moved:
-        assert path.forks is not None
-        del path.forks[q]
-    tail.forks = moved or None
-    for child in tail.children():
+        assert node.children is not None
+        del node.children[q]
+    tail.children = moved or None
+    for child in tail.children_from():
         child.parent = tail
-    tail.live = {q: count for q, count in path.live.items() if q > at}
-    path.live = {q: count for q, count in path.live.items() if q <= at}
-    tail.tip, path.tip = path.tip, None
+    tail.live = {q: count for q, count in node.live.items() if q > at}
+    node.live = {q: count for q, count in node.live.items() if q <= at}
+    tail.tip, node.tip = node.tip, None
     tail.entries = sum(tail.live.values()) + (tail.tip is not None)
-    path.add_live(at, tail.entries)
+    node.add_live(at, tail.entries)
     _hang(tail)
     return tail
 
 
-def prune(path: Path) -> None:
-    """Drop the tokens past the last mark or fork, empty paths, and needless hops upwards.
+def prune(node: Node) -> None:
+    """Remove the tokens past the last checkpoint or child, empty nodes, and needless steps upwards.
 
-    O(1) where nothing is needless, else O(bytes of the one fork that is joined).
+    O(1) where nothing is needless, else O(bytes of the one child that is joined).
     """
     while True:
         needed = max(
-            path.positions[-1] if path.positions else path.start,
-            max(path.forks) if path.forks else path.start,
+            node.positions[-1] if node.positions else node.start,
+            max(node.children) if node.children else node.start,
         )
-        if needed < path.end:
-            del path.label[4 * (needed - path.start) :]
-            del path.attributes[bisect_left(path.attributes, (needed,)) :]
-        parent = path.parent
-        if path.label or parent is None:
+        if needed < node.end:
+            del node.tokens[4 * (needed - node.start) :]
+            del node.attributes[bisect_left(node.attributes, (needed,)) :]
+        parent = node.parent
+        if node.tokens or parent is None:
             break
-        assert parent.forks is not None
-        group = parent.forks[path.start]
-        del group[path.key]
+        assert parent.children is not None
+        group = parent.children[node.start]
+        del group[node.key]
         if not group:
-            del parent.forks[path.start]
-        path = parent
-    _join(path)
+            del parent.children[node.start]
+        node = parent
+    _join(node)
 
 
-def _join(path: Path) -> None:
-    """Take over the only fork at the path's very end, so that a chain becomes one path."""
-    group = path.forks.get(path.end) if path.forks else None
-    if group is None or len(group) != 1 or path.forks is None:
+def _join(node: Node) -> None:
+    """Take over the only child at the node's very end, so that a chain becomes one node."""
+    group = node.children.get(node.end) if node.children else None
+    if group is None or len(group) != 1 or node.children is None:
         return
     (child,) = group.values()
-    path_end = path.end
-    del path.forks[path_end]
-    path.label += child.label
-    path.attributes += child.attributes
-    for mark in child.marks:
-        mark.path = path
-    path.marks = path.marks + child.marks
-    path.positions = path.positions + child.positions
-    for grandchild in child.children():
-        grandchild.parent = path
-    path.forks.update(child.forks or {})
-    path.live.pop(path_end, None)
-    path.live.update(child.live)
+    end = node.end
+    del node.children[end]
+    node.tokens += child.tokens
+    node.attributes += child.attributes
+    for checkpoint in child.checkpoints:
+        checkpoint.node = node
+    node.checkpoints = node.checkpoints + child.checkpoints
+    node.positions = node.positions + child.positions
+    for grandchild in child.children_from():
+        grandchild.parent = node
+    node.children.update(child.children or {})
+    node.live.pop(end, None)
+    node.live.update(child.live)
     if child.tip is not None:
-        path.tip = child.tip
-    if path.parent is None and path.start == 0:
-        path.key = first_cell(path.label, path.attributes, 0)
+        node.tip = child.tip
+    if node.parent is None and node.start == 0:
+        node.key = first_cell(node.tokens, node.attributes, 0)
+
+
+def previous_checkpoint(checkpoint: Checkpoint) -> Checkpoint | None:
+    """Return the next checkpoint towards the root, or None. O(log checkpoints), O(1) per step."""
+    node = checkpoint.anchor
+    at = node.checkpoints.index(checkpoint, bisect_left(node.positions, checkpoint.position)) - 1
+    while at < 0:
+        if node.parent is None:
+            return None
+        start, node = node.start, node.parent
+        at = bisect_right(node.positions, start) - 1
+    return node.checkpoints[at]
+
+
+def token_parts(node: Node, begin: int, end: int) -> list[memoryview]:
+    """Return the token bytes ``[begin, end)`` of the sequence through ``node``, in parts.
+
+    O(depth). Release them before the index changes: a buffer with a view on it cannot grow.
+    """
+    parts: list[memoryview] = []
+    current: Node | None = node
+    while current is not None and begin < end:
+        start = max(begin, current.start)
+        if start < end:
+            offset = 4 * current.start
+            parts.append(memoryview(current.tokens)[4 * start - offset : 4 * end - offset])
+            end = start
+        current = current.parent
+    return parts[::-1]
+
+
+def tokens_to(node: Node, position: int) -> bytes:
+    """Return the token bytes ``[0, position)`` of the sequence through ``node``. O(bytes)."""
+    return b"".join(token_parts(node, 0, position))
+
+
+def attributes_to(node: Node, position: int) -> list[Attribute]:
+    """Return the attributes ``[0, position)`` of the sequence through ``node``, ascending."""
+    parts: list[list[Attribute]] = []
+    upto = position
+    current: Node | None = node
+    while current is not None:
+        parts.append(current.attributes[: bisect_left(current.attributes, (upto,))])
+        upto = current.start
+        current = current.parent
+    return list(chain.from_iterable(reversed(parts)))
+
+
+def positions_to(node: Node, position: int) -> tuple[int, ...]:
+    """Return the positions of all checkpoints up to ``position``, ascending. O(those)."""
+    found: list[int] = []
+    upto = position
+    current: Node | None = node
+    while current is not None:
+        found = current.positions[: bisect_right(current.positions, upto)] + found
+        upto = current.start
+        current = current.parent
+    return tuple(found)
+
+
+def covering(steps: Sequence[Step], position: int) -> Iterator[Checkpoint]:
+    """Yield checkpoints whose KV covers ``[0, position)`` of a path."""
+    if position <= 0:
+        return
+    node = next(node for node, upto in steps if position <= upto)
+    yield from node.checkpoints[bisect_left(node.positions, position) :]
+    for child in node.children_from(position):
+        for below in child.subtree():
+            yield from below.checkpoints
+
+
+def checkpoints_at(steps: Sequence[Step], position: int) -> list[Checkpoint]:
+    """Return the checkpoints of a path at exactly ``position``, the oldest first."""
+    for node, upto in steps:
+        if position <= upto:
+            first = bisect_left(node.positions, position)
+            return node.checkpoints[first : bisect_left(node.positions, position + 1)]
+    return []

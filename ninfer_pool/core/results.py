@@ -1,14 +1,11 @@
-"""What the pool answers, as values."""
+"""The pool's results, as values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ninfer_pool.core.namespace import Namespace
-
-if TYPE_CHECKING:
-    from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.identity import Namespace
 
 REASONS = (
     "hit",
@@ -43,15 +40,8 @@ class Match(NamedTuple):
     """Bytes of its pages, image included."""
 
 
-class Pending(NamedTuple):
-    """A running lease will soon take a deeper checkpoint of this prompt than any retained."""
-
-    position: int
-    lease: Lease
-
-
 class Refusal(NamedTuple):
-    """Why `acquire` said no. Nothing had changed."""
+    """Why `acquire` returned None. Nothing had changed."""
 
     reason: str
     """``no_room``, ``no_lane``, ``home_lane_busy`` or ``position_mismatch``."""
@@ -79,13 +69,13 @@ class Explanation:
     """The kind of the best checkpoint."""
     exact: bool = True
     tier: str | None = None
-    """Where the best checkpoint lies: ``device``, ``host`` or ``disk``; None: there is none."""
+    """Where the best checkpoint is held: ``device``, ``host`` or ``disk``; None: there is none."""
     evicted_tick: int | None = None
-    """For ``evicted``: after how many commits of the pool it went."""
+    """For ``evicted``: after how many commits of the pool it was removed."""
     used_tick: int | None = None
     """For ``evicted``: the commit that used it last."""
     helps: tuple[str, ...] = ()
-    """What would have made more of it resumable."""
+    """Changes that would have made more of it resumable."""
 
     def __str__(self) -> str:
         text = f"{self.reason}: {self.resumable} of {self.tokens} tokens resumable"
@@ -101,7 +91,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryInfo:
-    """An entry as it stands: never its tokens."""
+    """An entry at one moment: never its tokens."""
 
     key: str
     entry: int
@@ -112,7 +102,7 @@ class EntryInfo:
     checkpoints: tuple[tuple[int, str], ...]
     """(position, kind), ascending; those shared with other entries too."""
     superseded: tuple[int, ...]
-    """Positions of those that are the first to go."""
+    """Positions of the superseded ones, the first victims."""
     bytes: int
     """Bytes that only this entry holds."""
     image_bytes: int
@@ -122,22 +112,28 @@ class EntryInfo:
     pinned: bool
     released: bool
     tier: str = "device"
-    """The highest tier in which it lies whole."""
+    """The highest tier that holds it whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that a router which follows the pool wants to know.
+    """A change of what is retained, for a router that follows the pool.
 
-    ``kind``: ``stored`` (a new entry, or one that grew), ``touched`` (consumed), ``superseded``,
-    ``truncated`` (shortened to an earlier checkpoint), ``evicted``, for room or because it expired
-    or was quarantined. ``positions`` are those where ``key``'s sequence can be resumed afterwards.
+    ``kind`` is one of:
+
+    * ``stored``: a new entry, or one that grew
+    * ``touched``: consumed
+    * ``superseded``
+    * ``truncated``: shortened to an earlier checkpoint
+    * ``evicted``: for room, or because it expired or was quarantined
+
+    ``positions`` are those where ``key``'s sequence can be resumed afterwards.
     """
 
     number: int
     kind: str
     entry: int
-    """Which entry: the same while it grows and its key changes, and no other's later. -1: a
+    """The entry's number: the same while it grows and its key changes, never another's. -1: a
     superseded tail that no entry holds."""
     key: str
     positions: tuple[int, ...]
@@ -145,8 +141,23 @@ class Event:
 
 
 @dataclass(slots=True, kw_only=True)
+class EvictionCost:
+    """The pages that one request's admission and commit needed, and those evicted for it."""
+
+    needed: int = 0
+    evicted: int = 0
+    largest: int = 0
+    """The largest single victim."""
+
+    def add(self, pages: int) -> None:
+        """Record a victim."""
+        self.evicted += pages
+        self.largest = max(self.largest, pages)
+
+
+@dataclass(slots=True, kw_only=True)
 class Counters:
-    """What has happened since the pool was made. Plain sums; only ever rising but for the peaks."""
+    """Events counted since the pool was made: plain sums that never fall, and peaks."""
 
     acquired: int = 0
     committed: int = 0
@@ -175,13 +186,13 @@ class Counters:
     peak_used_pages: int = 0
 
     def copy(self) -> Counters:
-        """Return the counters as they stand."""
+        """Return a copy."""
         return replace(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStats:
-    """One tier below the device at one moment, and what went through it so far."""
+    """One tier below the device at one moment, and its traffic so far."""
 
     tier: str
     """``host`` or ``disk``."""
@@ -200,7 +211,7 @@ class TierStats:
     dropped: int
     """Entries that left the tier above and were not stored here: no room, or too much in flight."""
     failed: int
-    """Writes that failed, and reads of what was damaged."""
+    """Writes that failed, and reads of damaged data."""
     damaged: int = 0
     """Entries that could not be read when the tier was opened."""
 

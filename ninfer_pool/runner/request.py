@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.lease import Lease
-from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.core.planner import Chunk
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.core.results import Refusal

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 
 from ninfer_pool.core.config import PoolConfig
-from ninfer_pool.core.lease import Lease
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
+from ninfer_pool.core.lease import Lease, Pending
 from ninfer_pool.core.operations import ResetLane
 from ninfer_pool.core.planner import Chunk
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt
-from ninfer_pool.core.results import Pending
 from ninfer_pool.errors import ConfigError, ModelError
 from ninfer_pool.kernels import PAGE_TOKENS
 from ninfer_pool.runner.capacity import Capacity, pages_for
@@ -258,7 +257,9 @@ class Runner:
         options = {**request.pool_options, **pool_options}
         reserve = request.max_tokens + self.executor.draft_tokens
         while True:
-            lease = self.pool.acquire(request.prompt, reserve_tokens=reserve, **options)
+            lease: Lease | Pending | None = self.pool.acquire(
+                request.prompt, reserve_tokens=reserve, **options
+            )
             if not isinstance(lease, Lease):
                 return lease
             if self._restored(lease):

@@ -8,9 +8,8 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from ninfer_pool.core.lifecycle import releasable
+from ninfer_pool.core.lease import Pending
 from ninfer_pool.core.prompt import Prompt
-from ninfer_pool.core.results import Pending
 from ninfer_pool.errors import PromptError
 from ninfer_pool.runner.backfill import delays
 from ninfer_pool.runner.request import Request, RequestOutput, Sequence
@@ -266,7 +265,7 @@ class Scheduler:
     def _room(self) -> object:
         """Return what must change before a refused request has a chance."""
         pool = self.runner.pool
-        return pool.running, pool.freeable_bytes, pool.retained.version
+        return pool.running, pool.freeable_bytes, pool.state.catalog.version
 
     def _refuse(self, request: Request) -> None:
         """End a request that nothing delays and that has no room: waiting would not help (G4)."""
@@ -308,7 +307,7 @@ class Scheduler:
             waiting=blocked.needed_pages,
             candidate=candidate.most_pages,
             free=pool.freeable_bytes // pool.config.page_bytes,
-            running=[releasable(pool, sequence.lease) for sequence in self._running],
+            running=[sequence.lease.releasable() for sequence in self._running],
         )
 
     # -- work ------------------------------------------------------------------------------

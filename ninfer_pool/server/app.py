@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.status import HTTP_405_METHOD_NOT_ALLOWED
 
-from ninfer_pool.core.namespace import MAX_SALT
+from ninfer_pool.core.identity import MAX_SALT
 from ninfer_pool.server import anthropic, files, openai, status
 from ninfer_pool.server.access import AccessGuard
 from ninfer_pool.server.anthropic_replies import MessagesWriter

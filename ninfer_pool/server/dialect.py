@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
-from ninfer_pool.core.namespace import MAX_SALT
+from ninfer_pool.core.identity import MAX_SALT
 from ninfer_pool.runner import Sampling
 from ninfer_pool.server.chat_request import Control
 from ninfer_pool.server.errors import ApiError, invalid

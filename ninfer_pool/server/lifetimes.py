@@ -69,8 +69,8 @@ class Lifetimes:
 
     def _forget_evicted(self) -> None:
         """Forget entries whose eviction was among events that were overwritten unread."""
-        with self._pool.lock:
-            retained = set(self._pool.retained.entries)
+        with self._pool.state.lock:
+            retained = set(self._pool.state.catalog.entries)
         for entry in self._inserted.keys() - retained:
             del self._inserted[entry], self._used[entry]
 

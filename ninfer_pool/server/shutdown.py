@@ -68,7 +68,7 @@ def unwritten(tiers: Tiers) -> int:
     if not has_disk(tiers):
         return 0
     *upper, disk = tiers.shelves
-    held = set(tiers.pool.retained.keys).union(*(set(shelf.keys) for shelf in upper))
+    held = set(tiers.pool.state.catalog.keys).union(*(set(shelf.keys) for shelf in upper))
     return len(held - set(disk.keys))
 
 

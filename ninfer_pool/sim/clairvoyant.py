@@ -8,10 +8,9 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from ninfer_pool.core.entry import Entry
+from ninfer_pool.core.entry import Entry, Node
 from ninfer_pool.core.policy.base import Policy
-from ninfer_pool.core.radix import Path
-from ninfer_pool.core.ways import previous_mark
+from ninfer_pool.core.radix import previous_checkpoint
 from ninfer_pool.sim.relations import NEVER, Future
 from ninfer_pool.sim.trace import Trace
 
@@ -81,25 +80,25 @@ class Clairvoyant(Policy):
         self._current = request
         self._future.move_to(request - 1)
 
-    def added(self, entry: Entry, tick: int) -> None:
+    def on_insert(self, entry: Entry, tick: int) -> None:
         """Record an entry whose sequence the current request begins."""
         if not self._free:
             self._grow()
         slot = self._slot[entry.identity] = self._free.pop()
         self._entries[slot] = entry
-        self.used(entry, tick)
+        self.on_hit(entry, tick)
 
-    def used(self, entry: Entry, tick: int) -> None:
+    def on_hit(self, entry: Entry, tick: int) -> None:
         """Measure it again: the current request's sequence continues the entry's."""
         self._future.move_to(self._current)
         self._owner[entry.identity] = self._current
         self._next[self._slot[entry.identity]] = _UNKNOWN
 
-    def shortened(self, entry: Entry, tick: int) -> None:
+    def on_truncate(self, entry: Entry, tick: int) -> None:
         """Measure it again, for the earlier tip."""
         self._next[self._slot[entry.identity]] = _UNKNOWN
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         """Free an entry's slot."""
         slot = self._slot.pop(entry.identity)
         del self._owner[entry.identity]
@@ -107,7 +106,7 @@ class Clairvoyant(Policy):
         self._next[slot] = _EMPTY
         self._free.append(slot)
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         """Yield entries, the least worth keeping first."""
         if not self._slot:
             return
@@ -180,9 +179,9 @@ class Clairvoyant(Policy):
         """Return where requests can still resume without it, and the least position lost."""
         tip = entry.tip
         if self._whole:
-            kept = deepest_mark(tip.path, base)
+            kept = deepest_mark(tip.node, base)
         else:
-            before = previous_mark(tip)
+            before = previous_checkpoint(tip)
             kept = before.position if before is not None else 0
         if not self._image_pages:
             floor = max(base, kept) if not self._whole else base
@@ -191,7 +190,7 @@ class Clairvoyant(Policy):
 
     def _resumable(self, entry: Entry, extent: int) -> int:
         """Return where a prompt that agrees with the entry up to `extent` resumes."""
-        return extent if not self._image_pages else deepest_mark(entry.tip.path, extent)
+        return extent if not self._image_pages else deepest_mark(entry.tip.node, extent)
 
     def _room(self, entry: Entry, floor: int) -> int:
         if self._whole:
@@ -210,47 +209,47 @@ class Clairvoyant(Policy):
 
 def shared_upto(entry: Entry) -> int:
     """Return the position up to which other entries share this one's tokens; 0 for none."""
-    path: Path | None = entry.tip.path
+    node: Node | None = entry.tip.node
     upto = entry.tip.position
-    below: Path | None = None
-    while path is not None:
-        forks = (path.forks or {}).items()
+    below: Node | None = None
+    while node is not None:
+        children = (node.children or {}).items()
         shared = max(
             (
                 at
-                for at, group in forks
+                for at, group in children
                 if at <= upto and any(c.entries and c is not below for c in group.values())
             ),
             default=0,
         )
         if shared:
             return shared
-        below, upto, path = path, path.start, path.parent
+        below, upto, node = node, node.start, node.parent
     return 0
 
 
-def deepest_mark(path: Path | None, position: int) -> int:
-    """Return the deepest checkpoint at or before `position` above `path`; 0 for none."""
-    while path is not None:
-        count = bisect_right(path.positions, position)
+def deepest_mark(node: Node | None, position: int) -> int:
+    """Return the deepest checkpoint at or before `position` above `node`; 0 for none."""
+    while node is not None:
+        count = bisect_right(node.positions, position)
         if count:
-            return path.positions[count - 1]
-        position = min(position, path.start)
-        path = path.parent
+            return node.positions[count - 1]
+        position = min(position, node.start)
+        node = node.parent
     return 0
 
 
 def first_mark(entry: Entry, base: int) -> int:
     """Return the first checkpoint past `base` at or above an entry's tip."""
-    path: Path | None = entry.tip.path
+    node: Node | None = entry.tip.node
     first = upto = entry.tip.position
-    while path is not None:
-        count = bisect_right(path.positions, base)
-        if count < len(path.positions) and path.positions[count] <= upto:
-            first = path.positions[count]
-        if path.start <= base:
+    while node is not None:
+        count = bisect_right(node.positions, base)
+        if count < len(node.positions) and node.positions[count] <= upto:
+            first = node.positions[count]
+        if node.start <= base:
             break
-        upto, path = path.start, path.parent
+        upto, node = node.start, node.parent
     return first
 
 

@@ -11,12 +11,11 @@ from itertools import count
 
 import numpy as np
 
-from ninfer_pool.core.lease import Lease
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
+from ninfer_pool.core.lease import Lease, Pending
 from ninfer_pool.core.planner import Chunk
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt
-from ninfer_pool.core.results import Pending
 from ninfer_pool.sim.setup import RunOutcome, RunPlan, Setup, all_pages, pool_config
 from ninfer_pool.sim.tally import Tally
 from ninfer_pool.sim.tiers import SimulatedTiers

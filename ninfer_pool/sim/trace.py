@@ -26,8 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ninfer_pool.core.keys import is_text
-from ninfer_pool.core.namespace import MAX_SALT
+from ninfer_pool.core.identity import MAX_SALT, is_text
 from ninfer_pool.core.prompt import KINDS
 from ninfer_pool.errors import TraceError
 from ninfer_pool.sim.jsonl import JsonFields, file_lines, read_objects

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.ledger import Pages
-from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.core.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
 from ninfer_pool.errors import ConfigError
 

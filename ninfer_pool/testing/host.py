@@ -174,7 +174,7 @@ class Host:
         """Make free pages unusable, where the adapter can."""
         fill = getattr(self.raw, "poison_page", None)
         if fill is not None:
-            free = self.pool.retained.ledger.free_pages().tolist()
+            free = self.pool.state.ledger.free_pages().tolist()
             self.engine.forget(free)
             for page in free:
                 fill(page)
@@ -357,8 +357,10 @@ class Running:
 
     def verify(self) -> None:
         """Compare every logit with a cold run: bit by bit where the plan says that it is exact."""
-        lease, grant = self.lease, self.lease.grant
-        exact = {at for at in self.seen if grant.exact and (grant.planned or at == lease.start)}
+        lease = self.lease
+        exact = {
+            at for at in self.seen if lease.resumed_exact and (lease.planned or at == lease.start)
+        }
         others = self.seen.keys() - exact
         self._compare(exact, extra=(), tolerance=0.0)
         if others:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ninfer_pool.core import ways
+from ninfer_pool.core import radix
 from ninfer_pool.core.config import PoolConfig
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.planner import canonical_cuts
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt
@@ -69,11 +69,11 @@ class OraclePool:
     def of(cls, pool: PrefixPool) -> OraclePool:
         """Return an oracle of just what ``pool`` retains now."""
         oracle = cls(pool.config)
-        for namespace, root in pool.retained.roots.items():
-            for path in root.subtree():
-                for mark in path.marks:
-                    tokens = memoryview(ways.sequence(path, mark.position)).cast("i").tolist()
-                    carried = dict(ways.attributes(path, mark.position))
+        for namespace, root in pool.state.catalog.roots.items():
+            for node in root.subtree():
+                for mark in node.checkpoints:
+                    tokens = memoryview(radix.tokens_to(node, mark.position)).cast("i").tolist()
+                    carried = dict(radix.attributes_to(node, mark.position))
                     cells = tuple((token, carried.get(at, b"")) for at, token in enumerate(tokens))
                     oracle.records.append(Record(namespace, cells, mark.kind, mark.cuts))
         return oracle

@@ -43,45 +43,45 @@ class Supervised(Policy):
         self.held: dict[int, Entry] = {}
         """What the policy was given and not told to forget."""
 
-    def added(self, entry: Entry, tick: int) -> None:
+    def on_insert(self, entry: Entry, tick: int) -> None:
         """Pass it on."""
         self.held[entry.identity] = entry
         with self._unchanged():
-            self.policy.added(entry, tick)
+            self.policy.on_insert(entry, tick)
 
-    def used(self, entry: Entry, tick: int) -> None:
+    def on_hit(self, entry: Entry, tick: int) -> None:
         """Pass it on."""
         with self._unchanged():
-            self.policy.used(entry, tick)
+            self.policy.on_hit(entry, tick)
 
-    def shortened(self, entry: Entry, tick: int) -> None:
+    def on_truncate(self, entry: Entry, tick: int) -> None:
         """Pass it on."""
         with self._unchanged():
-            self.policy.shortened(entry, tick)
+            self.policy.on_truncate(entry, tick)
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         """Pass it on."""
         with self._unchanged():
-            self.policy.removed(entry)
+            self.policy.on_remove(entry)
         self.held.pop(entry.identity, None)
 
-    def returned(self, age: int, gap: int, tick: int) -> None:
+    def on_ghost_hit(self, age: int, gap: int, tick: int) -> None:
         """Pass it on."""
         with self._unchanged():
-            self.policy.returned(age, gap, tick)
+            self.policy.on_ghost_hit(age, gap, tick)
 
-    def stranger(self, tick: int) -> None:
+    def on_cold_miss(self, tick: int) -> None:
         """Pass it on."""
         with self._unchanged():
-            self.policy.stranger(tick)
+            self.policy.on_cold_miss(tick)
 
-    def thin(self, tick: int) -> Iterator[Entry]:
+    def truncation_candidates(self, tick: int) -> Iterator[Entry]:
         """Pass each on."""
-        return self._each(lambda: self.policy.thin(tick))
+        return self._each(lambda: self.policy.truncation_candidates(tick))
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         """Pass each on."""
-        return self._each(lambda: self.policy.order(tick))
+        return self._each(lambda: self.policy.victims(tick))
 
     def _each(self, ask: Callable[[], Iterator[Entry]]) -> Iterator[Entry]:
         with self._unchanged():
@@ -115,7 +115,7 @@ def _looks(entry: Entry) -> list[Any]:
     tip = entry.tip
     mine = [getattr(entry, name) for name in Entry.__slots__]
     pinned = None if entry.pinned is None else tuple(entry.pinned)
-    return [*mine, pinned, tip.position, tip.guards, tip.spare, tip.uses, tip.tick, tip.expires]
+    return [*mine, pinned, tip.position, tip.refs, tip.superseded, tip.uses, tip.tick, tip.expires]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -192,21 +192,21 @@ class Trial:
 
     def offers(self) -> None:
         """Assert that each policy, asked to the end, offers all that it holds, each once."""
-        tick = self.pool.retained.tick
+        tick = self.pool.state.tick
         for policy in self.policies:
-            offered = list(policy.order(tick))
+            offered = list(policy.victims(tick))
             assert None not in offered, "the policy offers None"
             names = [entry.identity for entry in offered]
             assert len(names) == len(set(names)), "the policy offers an entry twice"
             missing = set(policy.held) - set(names)
             assert not missing, f"the policy never offers {len(missing)} of its entries"
             assert not set(names) - set(policy.held), "the policy offers what is gone"
-            thinned = {entry.identity for entry in policy.thin(tick)}
+            thinned = {entry.identity for entry in policy.truncation_candidates(tick)}
             assert thinned <= set(policy.held), "the policy thins what is gone"
 
     def dict_with_losses(self) -> None:
         """Assert that whatever can be resumed was once committed."""
-        for entry in self.pool.retained.entries.values():
+        for entry in self.pool.state.catalog.entries.values():
             row = self.pool.find(entry.key)
             assert row, f"{entry!r} is not found by its key"
         for tokens in self.retained:
@@ -288,9 +288,9 @@ class PolicyConformance:
         """Of a stranger or a return, before and after there are entries."""
         policy = Supervised(self.make())
         for tick in range(3):
-            policy.stranger(tick)
-            policy.returned(tick + 1, tick + 2, tick)
-            assert list(policy.thin(tick)) == list(policy.order(tick)) == []
+            policy.on_cold_miss(tick)
+            policy.on_ghost_hit(tick + 1, tick + 2, tick)
+            assert list(policy.truncation_candidates(tick)) == list(policy.victims(tick)) == []
         assert type(self.make()) is type(policy.policy)
         assert self.make() is not policy.policy, "the factory hands out one instance twice"
 

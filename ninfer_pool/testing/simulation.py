@@ -96,7 +96,7 @@ def rehearse(world: World) -> str:
     _, prompt = world.next_prompt()
     for steps in range(1, 12):
         before, count = world.picture(), world.watch.count
-        expiring = bool(world.pool.expiry)
+        expiring = bool(world.pool.state.catalog.deadlines)
         lease = world.acquire(prompt, reserve_tokens=4)
         if not isinstance(lease, Lease):
             return "no"

@@ -13,11 +13,11 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ninfer_pool.core import ways
+from ninfer_pool.core import radix
 from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.lease import Lease
 from ninfer_pool.core.ledger import Pages
-from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.core.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
 from ninfer_pool.core.planner import canonical_cuts
 from ninfer_pool.core.pool import PrefixPool
@@ -259,13 +259,13 @@ def audit(pool: PrefixPool, engine: SymbolicEngine) -> int:
     Raises:
         EngineFault: names what a checkpoint's pages hold instead.
     """
-    retained, seen = pool.retained, 0
-    engine.poison(retained.ledger.free_pages().tolist())
-    for namespace, root in retained.roots.items():
-        for path in root.subtree():
-            for mark in path.marks:
-                raw = memoryview(ways.sequence(path, mark.position)).cast("i").tolist()
-                carried = dict(ways.attributes(path, mark.position))
+    state, seen = pool.state, 0
+    engine.poison(state.ledger.free_pages().tolist())
+    for namespace, root in state.catalog.roots.items():
+        for node in root.subtree():
+            for mark in node.checkpoints:
+                raw = memoryview(radix.tokens_to(node, mark.position)).cast("i").tolist()
+                carried = dict(radix.attributes_to(node, mark.position))
                 chain: list[Cell] = []
                 extend_chain(chain, raw, attributes=carried, start=seed(namespace), shape=b"")
                 rows = engine.rows(mark.kv_pages(pool.config.page_tokens), mark.position)
@@ -273,7 +273,7 @@ def audit(pool: PrefixPool, engine: SymbolicEngine) -> int:
                 if held != [cell.content for cell in chain]:
                     raise EngineFault(f"{mark!r}: its KV rows are not its tokens'")
                 if mark.image >= 0:
-                    image = engine.image(retained.ledger.pages_of_image(mark.image).tolist())
+                    image = engine.image(state.ledger.pages_of_image(mark.image).tolist())
                     if list(image) != rows:
                         raise EngineFault(f"{mark!r}: image and KV are of two computations")
                 seen += 1

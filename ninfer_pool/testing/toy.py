@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.ledger import Pages
-from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.testing.adapter import Logits, Tokens
 
 Array = npt.NDArray[np.float32]

@@ -12,12 +12,11 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ninfer_pool.core.entry import Checkpoint, Entry
-from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.lease import Lease, Pending
 from ninfer_pool.core.policy import Policy
-from ninfer_pool.core.policy.ranking import Ranking
+from ninfer_pool.core.policy.priority import VictimOrder
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt
-from ninfer_pool.core.results import Pending
 
 
 class IllegalVictim(AssertionError):
@@ -40,31 +39,31 @@ class Victim(NamedTuple):
 def picture(pool: PrefixPool, *, order: bool = True) -> Any:
     """Return everything that an answer or a victim could depend on, to compare (G6, G7).
 
-    ``order``: also ask the policy; False for one that learns from being asked, as S3-FIFO does.
+    ``victims``: also ask the policy; False for one that learns from being asked, as S3-FIFO does.
     """
-    with pool.lock:
-        retained = pool.retained
-        ranked = list(retained.ranking.order(retained.tick)) if order else []
-        if isinstance(retained.ranking, Questioned):
-            retained.ranking.offered = None  # nobody goes for having been looked at
+    with pool.state.lock:
+        state = pool.state
+        ranked = list(state.catalog.order.victims(state.tick)) if order else []
+        if isinstance(state.catalog.order, Questioned):
+            state.catalog.order.offered = None  # nobody goes for having been looked at
         marks = [
-            (mark.position, mark.tick, mark.uses, mark.guards, mark.spare)
-            for root in retained.roots.values()
-            for path in root.subtree()
-            for mark in path.marks
+            (mark.position, mark.tick, mark.uses, mark.refs, mark.superseded)
+            for root in state.catalog.roots.values()
+            for node in root.subtree()
+            for mark in node.checkpoints
         ]
         return (
-            copy.deepcopy({"tick": retained.tick, "entries": pool.entries()}),
+            copy.deepcopy({"tick": state.tick, "entries": pool.entries()}),
             [entry.key for entry in ranked],
-            [(mark.position, mark.kind) for mark in retained.spares],
+            [(mark.position, mark.kind) for mark in state.catalog.superseded],
             marks,
-            sorted(retained.ledger.free_pages().tolist()),
-            sorted((pool._lane_used[lane], lane) for lane in pool._free_lanes),
+            sorted(state.ledger.free_pages().tolist()),
+            sorted((state.lane_used[lane], lane) for lane in state.free_lanes),
             len(pool.events()),
         )
 
 
-class Questioned(Ranking):
+class Questioned(VictimOrder):
     """A ranking that notes what its policies offer, and refuses what they may not."""
 
     __slots__ = ("offered",)
@@ -74,13 +73,13 @@ class Questioned(Ranking):
         self.offered: list[Entry] | None = None
         """What was offered since the last victim; None: nobody has asked."""
 
-    def thin(self, tick: int) -> Iterator[Entry]:
-        """See `Policy.thin`."""
-        return self._note(super().thin(tick))
+    def truncation_candidates(self, tick: int) -> Iterator[Entry]:
+        """See `Policy.truncation_candidates`."""
+        return self._note(super().truncation_candidates(tick))
 
-    def order(self, tick: int) -> Iterator[Entry]:
-        """See `Policy.order`: each entry once, the released first, then by priority."""
-        return self._note(self._each_once(super().order(tick)))
+    def victims(self, tick: int) -> Iterator[Entry]:
+        """See `Policy.victims`: each entry once, the released first, then by priority."""
+        return self._note(self._each_once(super().victims(tick)))
 
     def _note(self, offers: Iterator[Entry]) -> Iterator[Entry]:
         self.offered = []
@@ -122,7 +121,7 @@ class Watch:
     """
 
     def __init__(self, pool: PrefixPool) -> None:
-        assert not pool.retained.entries, "watch a pool from its beginning"
+        assert not pool.state.catalog.entries, "watch a pool from its beginning"
         self.pool = pool
         self.count = 0
         """Victims judged so far."""
@@ -130,27 +129,27 @@ class Watch:
         self._leases: list[Lease] = []
         self._inside = False
         self._ranking = Questioned(pool.config.make_policy)
-        retained: Any = pool.retained
-        retained.ranking = self._ranking
+        state: Any = pool.state
+        state.catalog.order = self._ranking
         judges: dict[str, Any] = {
-            "shorten": self._judge_tip,
-            "drop": self._judge_entry,
-            "unlink_spare": self._judge_spare,
-            "unlink": self._judge_thinned,
+            "truncate": self._judge_tip,
+            "remove_entry": self._judge_entry,
+            "remove_superseded": self._judge_spare,
+            "remove_checkpoint": self._judge_thinned,
         }
         for name, judge in judges.items():
-            setattr(retained, name, partial(self._hook, judge, getattr(retained, name)))
+            setattr(state, name, partial(self._hook, judge, getattr(state, name)))
 
     # -- calls that may evict --------------------------------------------------------------
 
     def acquire(self, prompt: Prompt, **options: Any) -> Lease | Pending | None:
         """Acquire; each victim must have gone while there was still too little free."""
         self.settle()
-        lease = self.pool.acquire(prompt, **options)
+        lease: Lease | Pending | None = self.pool.acquire(prompt, **options)
         taken = 0
         if isinstance(lease, Lease):
             self._leases.append(lease)
-            taken = self.pool.retained.ledger.size(lease.grant.own)
+            taken = self.pool.state.ledger.size(lease.own)
         self._settle_for(taken)
         return lease
 
@@ -191,12 +190,12 @@ class Watch:
         if self._inside:
             return right(what, **options)
         name = judge(what, **options)
-        retained, config = self.pool.retained, self.pool.config
+        state, config = self.pool.state, self.pool.config
         most = config.max_entries
-        over = retained.ledger.retained > config.retained_pages
+        over = state.ledger.retained > config.retained_pages
         if isinstance(what, Entry) and judge == self._judge_entry:
-            over = most is not None and len(retained.entries) > most
-        free = retained.ledger.free
+            over = most is not None and len(state.catalog.entries) > most
+        free = state.ledger.free
         self._inside = True
         try:
             pages = right(what, **options)
@@ -214,20 +213,20 @@ class Watch:
         self._no_spare_stays()
         self._refuse_protected([entry.tip], f"the tip of {entry!r}")
         offered = self._ranking.offered or []
-        self._next(entry, offered, [before for before in offered if before.tip.guards])
+        self._next(entry, offered, [before for before in offered if before.tip.refs])
         return f"the tip of {entry!r}"
 
     def _judge_entry(self, entry: Entry, *, cause: str = "evicted") -> str | None:
-        retained, offered = self.pool.retained, self._ranking.offered
+        state, offered = self.pool.state, self._ranking.offered
         if offered is None or cause != "evicted":  # a caller's wish
-            self._refuse_protected(retained.private_marks(entry), f"{entry!r}")
+            self._refuse_protected(state.catalog.private_checkpoints(entry), f"{entry!r}")
             return None
         # The entry just committed may be passed over once, and goes where no other can: then
         # what a lease reads of it stays without it.
-        passed = [e for e in offered if any(m.guards for m in retained.private_marks(e))]
-        fresh = [e for e in offered if e.tip.tick == retained.tick and not e.pinned]
+        passed = [e for e in offered if any(m.refs for m in state.catalog.private_checkpoints(e))]
+        fresh = [e for e in offered if e.tip.tick == state.tick and not e.pinned]
         if entry not in fresh or any(e not in passed for e in offered if e is not entry):
-            self._refuse_protected(retained.private_marks(entry), f"{entry!r}")
+            self._refuse_protected(state.catalog.private_checkpoints(entry), f"{entry!r}")
         fresh = [e for e in fresh if e not in passed or e is entry][:1]
         last = offered if fresh != [entry] else [*(e for e in offered if e is not entry), entry]
         self._next(entry, last, [*passed, *fresh])
@@ -235,8 +234,8 @@ class Watch:
 
     def _judge_spare(self, mark: Checkpoint) -> str:
         self._refuse_protected([mark], f"superseded {mark!r}")
-        before = takewhile(lambda other: other is not mark, self.pool.retained.spares)
-        if not mark.spare or not all(other.guards for other in before):
+        before = takewhile(lambda other: other is not mark, self.pool.state.catalog.superseded)
+        if not mark.superseded or not all(other.refs for other in before):
             raise IllegalVictim(f"superseded {mark!r} is not the first to go")
         return f"superseded {mark!r}"
 
@@ -245,7 +244,7 @@ class Watch:
             return None  # replaced, or cleared away
         self._no_spare_stays()
         self._refuse_protected([mark], f"{mark!r}")
-        if not all(entry.tip.guards for entry in self.pool.retained.entries.values()):
+        if not all(entry.tip.refs for entry in self.pool.state.catalog.entries.values()):
             raise IllegalVictim(f"{mark!r} went although a tip could go")
         return f"{mark!r}"
 
@@ -256,15 +255,15 @@ class Watch:
             raise IllegalVictim(f"{entry!r} goes before others that the policy offered first")
 
     def _no_spare_stays(self) -> None:
-        if not all(mark.guards for mark in self.pool.retained.spares):
+        if not all(mark.refs for mark in self.pool.state.catalog.superseded):
             raise IllegalVictim("a superseded checkpoint stays where another goes")
 
     def _refuse_protected(self, marks: Iterable[Checkpoint], what: str) -> None:
         """By who holds what, not only by the pool's own count."""
         self._leases = [lease for lease in self._leases if not lease.ended]
-        held = {id(lease.grant.source) for lease in self._leases}
-        for entry in self.pool.retained.entries.values():
+        held = {id(lease.source) for lease in self._leases}
+        for entry in self.pool.state.catalog.entries.values():
             held |= {id(mark) for mark in entry.pinned or ()}
         for mark in marks:
-            if mark.guards or id(mark) in held:
+            if mark.refs or id(mark) in held:
                 raise IllegalVictim(f"{what} goes although it is pinned or leased (G4)")

@@ -43,7 +43,7 @@ class Watched:
     def look(self, call: str, may_write: Collection[int]) -> None:
         """Read every held page and compare it with what it held before ``call``."""
         held = np.ones(self.pool.config.num_pages, dtype=bool)
-        held[self.pool.retained.ledger.free_pages()] = False
+        held[self.pool.state.ledger.free_pages()] = False
         now: dict[int, bytes] = {}
         for page in np.flatnonzero(held).tolist():
             now[page] = self.engine.read_page(page)

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ninfer_pool.core import ways
+from ninfer_pool.core import radix
 from ninfer_pool.core.config import PoolConfig
-from ninfer_pool.core.lease import Lease
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
+from ninfer_pool.core.lease import Lease, Pending
 from ninfer_pool.core.policy import POLICIES, Policy
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt, payload_fields
-from ninfer_pool.core.results import Pending
 from ninfer_pool.testing.faults import FaultyEngine, OperationFailed
 from ninfer_pool.testing.oracle import OraclePool
 from ninfer_pool.testing.symbolic import EngineFault, audit
@@ -188,7 +187,7 @@ class World:
         """Acquire, with the answer compared with brute force where that can tell."""
         asked = {"read": options.get("read", True), "exact": options.get("exact", False)}
         wanted = OraclePool.of(self.pool).predict(prompt, **asked)
-        expiring = bool(self.pool.expiry)
+        expiring = bool(self.pool.state.catalog.deadlines)
         lease = self.watch.acquire(prompt, **options)
         if isinstance(lease, Lease):
             free = self.config.image_bytes and self.config.affinity == "prefer"
@@ -296,10 +295,10 @@ class World:
                 raise EngineFault(f"lane {lease.lane}'s pages changed under it")
 
     def _check_media(self) -> None:
-        for root in self.pool.retained.roots.values():
-            for path in root.subtree():
-                for mark in path.marks:
-                    for begin, payload in ways.attributes(path, mark.position):
+        for root in self.pool.state.catalog.roots.values():
+            for node in root.subtree():
+                for mark in node.checkpoints:
+                    for begin, payload in radix.attributes_to(node, mark.position):
                         media = payload_fields(payload).get(ord("M"))
                         length = int.from_bytes(media[:8], "little") if media else 0
                         inside = begin < mark.position < begin + length

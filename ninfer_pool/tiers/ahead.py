@@ -69,32 +69,32 @@ class Ahead:
     @property
     def _stale(self) -> bool:
         """Something that is being stored is gone from the device: its pages may hold others."""
-        return any(mark.path is None for mark in self._job_marks)
+        return any(mark.node is None for mark in self._job_marks)
 
     def _begin(self) -> bool:
         """Begin to store the entry that goes next and is not stored; False: there is none."""
         down = self.down
-        retained, config = down.pool.retained, down.pool.config
-        if retained.version == self._scanned:
+        state, config = down.pool.state, down.pool.config
+        if state.catalog.version == self._scanned:
             return False
         if down.background and down.worker.busy and len(down.shelves) == 1:
             return False
         if self._refuses(down.shelves[0]):
-            self._scanned = retained.version
+            self._scanned = state.catalog.version
             return False
         margin = max(config.retained_pages // AHEAD, 2 * (1 + config.image_pages))
-        slack = min(retained.ledger.free, config.retained_pages - retained.ledger.retained)
+        slack = min(state.ledger.free, config.retained_pages - state.ledger.retained)
         self._look_again()
-        for entry in retained.ranking.order(retained.tick):
+        for entry in state.catalog.order.victims(state.tick):
             if slack >= margin:
                 break
             slack += entry.bytes // config.page_bytes
             tip = entry.tip
-            if not tip.guards and tip not in self._tried and not down.lies_below(tip):
+            if not tip.refs and tip not in self._tried and not down.lies_below(tip):
                 self._tried.add(tip)
                 self._store(entry)
                 return True
-        self._scanned = retained.version
+        self._scanned = state.catalog.version
         return False
 
     def _store(self, entry: Entry) -> None:
@@ -114,7 +114,7 @@ class Ahead:
         down = self.down
         if len(down.shelves) < 2 or down.worker.busy:
             return False
-        version = down.pool.retained.version
+        version = down.pool.state.catalog.version
         upper, lower = down.shelves
         if self._refuses(lower):
             self._untidied = version
@@ -150,7 +150,7 @@ class Ahead:
 
     def _look_again(self) -> None:
         """Forget what was tried, where the device has changed since."""
-        since = self.down.pool.retained.version - self.changes
+        since = self.down.pool.state.catalog.version - self.changes
         if since != self._since:
             self._since = since
             self._tried.clear()

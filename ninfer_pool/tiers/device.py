@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from ninfer_pool.core import ways
+from ninfer_pool.core import radix
 from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.core.entry import Checkpoint, Entry, Known
 from ninfer_pool.core.ledger import Pages
-from ninfer_pool.core.retained import Retained
+from ninfer_pool.core.state import PoolState
 from ninfer_pool.tiers.parts import (
     Draft,
     Image,
@@ -32,27 +32,27 @@ RUN_BYTES = 16 << 20
 """Bytes of KV in one run at most, about: what is moved at a time."""
 
 
-def draft_of(retained: Retained, entry: Entry) -> Draft:
+def draft_of(state: PoolState, entry: Entry) -> Draft:
     """Return an entry of the device as one that a tier may store. O(pages).
 
     Checkpoints that were never stored learn here what they are made of.
     """
-    every = sorted(retained.path_marks(entry), key=lambda mark: mark.position)
+    every = sorted(state.catalog.path_checkpoints(entry), key=lambda mark: mark.position)
     marks = without_spares(every)
-    compose(retained, marks)
+    compose(state, marks)
     tip = entry.tip
-    tokens = ways.sequence(tip.where, tip.position)
-    carried = ways.attributes(tip.where, tip.position)
+    tokens = radix.tokens_to(tip.anchor, tip.position)
+    carried = radix.attributes_to(tip.anchor, tip.position)
     return draft_of_entry(entry, marks, tokens=tokens, attributes=carried)
 
 
-def compose(retained: Retained, marks: list[Checkpoint]) -> None:
+def compose(state: PoolState, marks: list[Checkpoint]) -> None:
     """Give every checkpoint of one way (ascending) its `Stored`; those that have one keep it.
 
     What lies on the same pages as the deepest shares its runs. A partly filled page of another
     computation becomes a run of its own, so that no image is ever paired with other KV.
     """
-    config, tip = retained.config, marks[-1]
+    config, tip = state.config, marks[-1]
     size = config.page_tokens
     pages = tip.kv_pages(size)
     line = {mark for mark in marks if _same_pages(mark, pages, size)}
@@ -145,10 +145,10 @@ def _renewed(known: Known, fresh: dict[Run, Run]) -> Known:
 
 
 def pages_of(
-    retained: Retained, marks: Iterable[Checkpoint], parts: Iterable[Part]
+    state: PoolState, marks: Iterable[Checkpoint], parts: Iterable[Part]
 ) -> dict[Part, list[int]]:
     """Return the ids of the device pages that hold each part, of those that these marks have."""
-    size = retained.config.page_tokens
+    size = state.config.page_tokens
     wanted = set(parts)
     found: dict[Part, list[int]] = {}
     for mark in sorted(marks, key=lambda mark: -mark.position):
@@ -161,19 +161,19 @@ def pages_of(
             if run in wanted and whole and run not in found:
                 found[run] = pages[run.begin // size : -(-run.end // size)].tolist()
         if stored.image in wanted and stored.image is not None:
-            found[stored.image] = retained.ledger.pages_of_image(mark.image).tolist()
+            found[stored.image] = state.ledger.pages_of_image(mark.image).tolist()
     return found
 
 
-def draft_of_spare(retained: Retained, mark: Checkpoint) -> Draft:
+def draft_of_spare(state: PoolState, mark: Checkpoint) -> Draft:
     """Return a superseded checkpoint as an entry of its own, whose conversation is over."""
-    compose(retained, [mark])
-    namespace = retained.namespace_of(mark.where)
+    compose(state, [mark])
+    namespace = state.catalog.namespace_of(mark.anchor)
     return Draft(
         namespace=namespace,
-        key=retained.key_of(namespace, mark),
-        tokens=ways.sequence(mark.where, mark.position),
-        attributes=ways.attributes(mark.where, mark.position),
+        key=state.catalog.key_of(namespace, mark),
+        tokens=radix.tokens_to(mark.anchor, mark.position),
+        attributes=radix.attributes_to(mark.anchor, mark.position),
         prompt_tokens=0,
         priority=0,
         released=True,
@@ -181,5 +181,5 @@ def draft_of_spare(retained: Retained, mark: Checkpoint) -> Draft:
         gap=0,
         created=mark.tick,
         used=mark.tick,
-        marks=[draft_mark_of(mark, spare=mark.spare)],
+        marks=[draft_mark_of(mark, spare=mark.superseded)],
     )

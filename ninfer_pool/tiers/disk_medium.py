@@ -291,7 +291,7 @@ def _draft_mark(mark: MarkRecord, stored: Stored, *, expires: float | None, tick
         lane=0,
         tick=tick,
         uses=0,
-        spare=False,
+        superseded=False,
         stored=stored,
     )
 

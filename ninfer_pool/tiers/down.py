@@ -10,7 +10,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ninfer_pool.core.entry import Checkpoint, Entry
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.tiers.device import draft_of, draft_of_spare, pages_of, renew
 from ninfer_pool.tiers.disk_medium import DiskMedium
 from ninfer_pool.tiers.parts import Draft, Part, Record, Run, Stored
@@ -57,7 +57,7 @@ class Descent:
     @property
     def tick(self) -> int:
         """The pool's clock."""
-        return self.pool.retained.tick
+        return self.pool.state.tick
 
     def related(self, namespace: Namespace, tokens: bytes) -> Iterable[Draft]:
         """Yield what is being stored of what this sequence continues, or is continued by."""
@@ -79,7 +79,7 @@ class Descent:
 
     def on_its_way(self) -> list[Draft]:
         """Return what has left the device and is being stored, and lies nowhere else."""
-        places: list[Container[str]] = [self.pool.retained.keys]
+        places: list[Container[str]] = [self.pool.state.catalog.keys]
         places += [shelf.keys for shelf in self.shelves]
         return [
             draft
@@ -108,12 +108,12 @@ class Descent:
 
     def drafted(self, entry: Entry) -> tuple[Draft, Sequence[Checkpoint]]:
         """Return an entry of the device as a draft, and the checkpoints that have its parts."""
-        retained = self.pool.retained
-        return draft_of(retained, entry), list(retained.path_marks(entry))
+        state = self.pool.state
+        return draft_of(state, entry), list(state.catalog.path_checkpoints(entry))
 
     def _spare(self, mark: Checkpoint) -> tuple[Draft, Sequence[Checkpoint]]:
         """Return the same of a superseded checkpoint."""
-        return draft_of_spare(self.pool.retained, mark), [mark]
+        return draft_of_spare(self.pool.state, mark), [mark]
 
     def _seen(self, shelf: Shelf, mark: Checkpoint) -> bool:
         """Say whether a checkpoint lies on a shelf already; if so, that it was used till now."""
@@ -170,16 +170,16 @@ class Descent:
     def _source(
         self, draft: Draft, marks: Sequence[Checkpoint], wanted: Callable[[], list[Part]]
     ) -> DeviceSource:
-        retained = self.pool.retained
+        state = self.pool.state
         source = DeviceSource(self.payload, self.pool.config)
         parts = wanted()
-        source.pages = pages_of(retained, marks, parts)
+        source.pages = pages_of(state, marks, parts)
         lost = [part for part in parts if part not in source.pages and isinstance(part, Run)]
         if lost:
             replaced = renew(marks, lost, draft.tokens)
             for drafted in draft.marks:
                 drafted.stored = replaced.get(drafted.stored, drafted.stored)
-            source.pages = pages_of(retained, marks, wanted())
+            source.pages = pages_of(state, marks, wanted())
         for part in source.pages:  # whole on this way, so these are its tokens
             if isinstance(part, Run):
                 part.learn(draft.tokens)
@@ -228,7 +228,7 @@ class Descent:
         try:
             if isinstance(medium, DiskMedium) and not medium.takes(draft):
                 return None
-            lock, tick = self.pool.lock, self.tick
+            lock, tick = self.pool.state.lock, self.tick
             return (yield from storing(shelf, draft, source, lock=lock, tick=tick))
         finally:
             self._drafts.pop(id(draft), None)
@@ -243,7 +243,7 @@ class Descent:
             try:
                 self.store_now(shelf, draft, source)
             finally:
-                with self.pool.lock:
+                with self.pool.state.lock:
                     holder.drop(parts)
 
         self.worker.submit(work)

@@ -18,9 +18,9 @@ def flush(down: Descent, deadline: float | None) -> int:
     if not down.shelves or not isinstance(down.shelves[-1].medium, DiskMedium):
         return 0
     down.worker.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-    left, disk, retained = 0, down.shelves[-1], down.pool.retained
-    with down.pool.lock:
-        every = retained.entries.values()
+    left, disk, state = 0, down.shelves[-1], down.pool.state
+    with down.pool.state.lock:
+        every = state.catalog.entries.values()
         for entry in sorted(every, key=lambda entry: entry.tip.tick, reverse=True):
             if entry.tip.stored is None or not disk.holds(entry.tip.stored):
                 left += not (_before(deadline) and _flush_entry(down, disk, entry))

@@ -13,8 +13,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.core.entry import Checkpoint, Entry
-from ninfer_pool.core.keys import Attribute
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Attribute, Namespace
 
 
 class Run:
@@ -129,7 +128,7 @@ class DraftMark:
     lane: int
     tick: int
     uses: int
-    spare: bool
+    superseded: bool
     stored: Stored
 
 
@@ -187,7 +186,7 @@ class Kept(Checkpoint):
         )
         self.expires = mark.expires
         self.uses = mark.uses
-        self.spare = mark.spare
+        self.superseded = mark.superseded
         self.stored = mark.stored
         self.record = record
 
@@ -202,7 +201,7 @@ def draft_mark_of(mark: Checkpoint, *, spare: bool) -> DraftMark:
         lane=mark.lane,
         tick=mark.tick,
         uses=mark.uses,
-        spare=spare,
+        superseded=spare,
         stored=mark.stored,
     )
 
@@ -223,7 +222,7 @@ def draft_of_entry(
         gap=entry.gap,
         created=entry.created,
         used=entry.used,
-        marks=[draft_mark_of(mark, spare=mark.spare) for mark in marks],
+        marks=[draft_mark_of(mark, spare=mark.superseded) for mark in marks],
     )
 
 
@@ -288,7 +287,7 @@ class _Marked(Protocol):
     cuts: tuple[int, ...] | None
     position: int
     kind: str
-    spare: bool
+    superseded: bool
 
 
 M = TypeVar("M", bound=_Marked)
@@ -302,7 +301,7 @@ def without_spares(marks: Sequence[M]) -> list[M]:
     """
     typed = [mark for mark in marks[:-1] if mark.kind not in ("frontier", "grid")]
     newest = typed[-1] if typed else None
-    return [mark for mark in marks if not mark.spare or mark in (newest, marks[-1])]
+    return [mark for mark in marks if not mark.superseded or mark in (newest, marks[-1])]
 
 
 def one_each(marks: Sequence[M]) -> list[M]:

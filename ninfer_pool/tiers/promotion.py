@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappush
-from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ninfer_pool.core.entry import Checkpoint, Table
-from ninfer_pool.core.eviction import Bill, fit_budget, free_pages
+from ninfer_pool.core.entry import Checkpoint, PageTable
+from ninfer_pool.core.eviction import enforce_budget, evict_for
+from ninfer_pool.core.insertion import NewSequence, insert
 from ninfer_pool.core.ledger import Pages
 from ninfer_pool.core.prompt import Prompt
-from ninfer_pool.core.retained import Stretch
+from ninfer_pool.core.results import EvictionCost
 from ninfer_pool.tiers.parts import Kept, Run, Stored, clipped, covering_end
 from ninfer_pool.tiers.payload import Payload, Row, pieces
 from ninfer_pool.tiers.shelf import Shelf
@@ -54,7 +53,7 @@ def promote(
     *,
     prompt: Prompt,
     shared: Shared,
-    bill: Bill,
+    cost: EvictionCost,
 ) -> int:
     """Bring a checkpoint that ``prompt`` resumes to the device; return the bytes moved.
 
@@ -65,16 +64,16 @@ def promote(
     Raises:
         StoreError: what lies there is damaged; nothing has changed but what went for room.
     """
-    retained, config = pool.retained, pool.config
-    ledger, size = retained.ledger, config.page_tokens
+    state, config = pool.state, pool.config
+    ledger, size = state.ledger, config.page_tokens
     count = -(-position // size) - shared.pages
     total = count + config.image_pages
-    guarded = retained.units_of(shared.mark).copy() if shared.mark is not None else None
+    guarded = state.units_of(shared.mark).copy() if shared.mark is not None else None
     if shared.mark is not None:
-        retained.guard(shared.mark)
+        state.ref(shared.mark)
     before = ledger.retained
-    free_pages(retained, total, bill)
-    bill.needed += total if ledger.retained < before else 0
+    evict_for(state, total, cost)
+    cost.needed += total if ledger.retained < before else 0
     units = ledger.take(count, images=int(config.image_pages > 0))
     try:
         ids = units[:count].copy()  # interning writes to it
@@ -88,11 +87,11 @@ def promote(
                 _move_image(pool, payload, shelf, kept, ledger.pages_of_image(image).tolist())
         mark = _checkpoint(kept, position, ids, image, size)
         mark.lane = kept.lane if kept.lane < config.lanes else 0
-        _attach(pool, kept, mark, prompt, bill)
+        _attach(pool, kept, mark, prompt, cost)
     finally:
-        ledger.unlease(units)
+        ledger.unref_lease(units)
         if shared.mark is not None:
-            retained.unguard(shared.mark, guarded)
+            state.unref(shared.mark, guarded)
     return total * config.page_bytes
 
 
@@ -104,7 +103,7 @@ def _checkpoint(kept: Kept, position: int, ids: Pages, image: int, size: int) ->
         position=position,
         kind=kept.kind if whole else "junction",
         cuts=cuts if whole or cuts is None else tuple(cut for cut in cuts if cut <= position),
-        table=Table(ids, known=(position, runs)),
+        table=PageTable(ids, known=(position, runs)),
         tail=int(ids[-1]) if position % size else -1,
         image=image,
         lane=kept.lane,
@@ -114,35 +113,26 @@ def _checkpoint(kept: Kept, position: int, ids: Pages, image: int, size: int) ->
     return mark
 
 
-def _attach(pool: PrefixPool, kept: Kept, mark: Checkpoint, prompt: Prompt, bill: Bill) -> None:
-    retained, record = pool.retained, kept.record
-    attributes = [item for item in prompt.attributes if item[0] < mark.position]
-    view = prompt.buffer[: 4 * mark.position]
-    stretch = Stretch(
+def _attach(
+    pool: PrefixPool, kept: Kept, mark: Checkpoint, prompt: Prompt, cost: EvictionCost
+) -> None:
+    state, record = pool.state, kept.record
+    mark.expires = kept.expires
+    sequence = NewSequence(
         namespace=prompt.namespace,
-        view=view,
-        origin=0,
-        source=None,
-        attributes=attributes,
-        key=retained.key(prompt.namespace, [view], attributes),
-    )
-    entry, stands = retained.attach(
-        stretch,
-        fresh=[mark],
+        tokens=[prompt.buffer[: 4 * mark.position]],
+        attributes=prompt.attributes,
         prompt_tokens=min(record.entry.prompt_tokens, mark.position),
         priority=record.entry.priority,
     )
-    if mark.path is not None and kept.expires is not None:
-        mark.expires = kept.expires
-        if kept.expires < inf:
-            heappush(pool.expiry, (kept.expires, next(pool.serial), mark))
+    inserted = insert(state, sequence, [mark])
+    entry = inserted.entry
     if entry is not None:
         entry.hits, entry.gap = record.entry.hits, record.entry.gap
         if record.pinned and entry.pinned is None:  # this one alone has been found to fit
-            retained.guard(entry.tip)
+            state.ref(entry.tip)
             entry.pinned = [entry.tip]
-    fit_budget(retained, bill, fresh=[each for each in stands if each.path], keep=entry)
-    retained.note_peaks()
+    enforce_budget(state, cost, fresh=[each for each in inserted.standing if each.node], keep=entry)
 
 
 def _move(

@@ -6,19 +6,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappush
 from itertools import islice
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ninfer_pool.core.entry import Checkpoint, Table
-from ninfer_pool.core.eviction import Bill, fit_budget, free_pages
+from ninfer_pool.core.entry import Checkpoint, PageTable
+from ninfer_pool.core.eviction import enforce_budget, evict_for
+from ninfer_pool.core.identity import Namespace
+from ninfer_pool.core.insertion import NewSequence, insert
 from ninfer_pool.core.ledger import Pages
-from ninfer_pool.core.namespace import Namespace
-from ninfer_pool.core.retained import Stretch
+from ninfer_pool.core.results import EvictionCost
 from ninfer_pool.errors import RoomError, StoreError
 from ninfer_pool.tiers.disk.bundle import BundleReader, read_bundle, write_bundle
 from ninfer_pool.tiers.disk.bundle_header import Bundle, BundleMark
@@ -161,12 +160,12 @@ def load(
     Raises:
         StoreError: see `PrefixPool.load`.
     """
-    with read_bundle(path, geometry=geometry, namespace=namespace) as reader, pool.lock:
+    with read_bundle(path, geometry=geometry, namespace=namespace) as reader, pool.state.lock:
         bundle, tokens = reader.bundle, reader.tokens()
         marks = [mark for mark in bundle.marks if _lives(pool, mark)]
         if not marks or marks[-1].position != bundle.tokens:
             raise StoreError(f"{path.name}: its time is over; needs one whose expires is to come")
-        if pool.retained.key(bundle.namespace, [tokens], bundle.attributes) != bundle.key:
+        if pool.state.catalog.key(bundle.namespace, [tokens], bundle.attributes) != bundle.key:
             raise StoreError(f"{path.name}: key {bundle.key}; needs one of this pool's grid")
         units = _take(pool, bundle, marks)
         try:
@@ -174,7 +173,7 @@ def load(
             _fill(pool, payload, reader, room)
             _attach(pool, bundle, marks, tokens, room)
         finally:
-            pool.retained.ledger.unlease(units)
+            pool.state.ledger.unref_lease(units)
         return bundle.key
 
 
@@ -185,19 +184,19 @@ def _lives(pool: PrefixPool, mark: BundleMark) -> bool:
 
 
 def _take(pool: PrefixPool, bundle: Bundle, marks: list[BundleMark]) -> Pages:
-    retained, config = pool.retained, pool.config
-    ledger = retained.ledger
+    state, config = pool.state, pool.config
+    ledger = state.ledger
     pages = bundle.pages + sum(mark.tail for mark in marks)
     images = len(marks) if config.image_pages else 0
     total = pages + images * config.image_pages
-    room = min(ledger.freeable, config.retained_pages - ledger.protected)
+    room = min(ledger.freeable, config.retained_pages - ledger.pinned)
     size = config.page_bytes
     if total > config.retained_pages:
         most = config.retained_pages * size
         raise StoreError(f"no room: needs {total * size} bytes; the pool holds {most}")
     if total > room:
         raise RoomError(f"no room now: needs {total * size} bytes; {room * size} can be freed")
-    free_pages(retained, total, Bill())
+    evict_for(state, total, EvictionCost())
     return ledger.take(pages, images=images)
 
 
@@ -221,7 +220,7 @@ def _fill(pool: PrefixPool, payload: Payload, reader: BundleReader, room: _Room)
         if image >= 0:
             buffer = np.zeros(pool.config.image_pages * pool.config.page_bytes, dtype=np.uint8)
             reader.read_image(position, buffer[: pool.config.image_bytes])
-            pages = pool.retained.ledger.pages_of_image(image).tolist()
+            pages = pool.state.ledger.pages_of_image(image).tolist()
             payload.write(pages, list(buffer.reshape(len(pages), -1)))
 
 
@@ -244,41 +243,30 @@ def _attach(
     pool: PrefixPool, bundle: Bundle, marks: list[BundleMark], tokens: bytes, room: _Room
 ) -> None:
     """Retain the checkpoints: those with a page of their own first, each a computation apart."""
-    retained = pool.retained
+    state = pool.state
     groups = [[mark] for mark in marks if mark.tail] + [[m for m in marks if not m.tail]]
     every: list[Checkpoint] = []
     entry = None
     for group in groups:
-        table = Table(room.line.copy())
+        table = PageTable(room.line.copy())
         made = [_checkpoint(pool, mark, table, room) for mark in group]
         end = made[-1].position
-        attributes = [item for item in bundle.attributes if item[0] < end]
-        view = memoryview(tokens)[: 4 * end]
-        key = retained.key(bundle.namespace, [view], attributes)
-        stretch = Stretch(
+        sequence = NewSequence(
             namespace=bundle.namespace,
-            view=view,
-            origin=0,
-            source=None,
-            attributes=attributes,
-            key=key,
-        )
-        entry, _ = retained.attach(
-            stretch,
-            fresh=made,
+            tokens=[memoryview(tokens)[: 4 * end]],
+            attributes=bundle.attributes,
             prompt_tokens=min(bundle.prompt_tokens, end),
             priority=bundle.priority,
         )
+        entry = insert(state, sequence, made).entry
         every += made
-        _expire(pool, made)
-    stay = [mark for mark in every if mark.path is not None]
+    stay = [mark for mark in every if mark.node is not None]
     for mark in stay:  # the later groups do not make the earlier ones useless
-        retained.spares.discard(mark)
-    fit_budget(retained, Bill(), fresh=stay, keep=entry)
-    retained.note_peaks()
+        state.catalog.superseded.discard(mark)
+    enforce_budget(state, EvictionCost(), fresh=stay, keep=entry)
 
 
-def _checkpoint(pool: PrefixPool, mark: BundleMark, table: Table, room: _Room) -> Checkpoint:
+def _checkpoint(pool: PrefixPool, mark: BundleMark, table: PageTable, room: _Room) -> Checkpoint:
     whole, rest = divmod(mark.position, pool.config.page_tokens)
     tail = room.tails.get(mark.position, int(table.ids[whole])) if rest else -1
     if mark.tail:
@@ -295,9 +283,3 @@ def _checkpoint(pool: PrefixPool, mark: BundleMark, table: Table, room: _Room) -
     )
     made.expires = from_wall(mark.expires, pool.config.clock)
     return made
-
-
-def _expire(pool: PrefixPool, marks: list[Checkpoint]) -> None:
-    for mark in marks:
-        if mark.expires is not None and mark.path is not None and mark.expires < inf:
-            heappush(pool.expiry, (mark.expires, next(pool.serial), mark))

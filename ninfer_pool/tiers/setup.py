@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from ninfer_pool.core.config import PoolConfig
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.sizes import parse_size
 from ninfer_pool.errors import ConfigError

@@ -11,15 +11,13 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
-from ninfer_pool.core import radix as index
-from ninfer_pool.core import ways
+from ninfer_pool.core import radix
 from ninfer_pool.core.config import PoolConfig
-from ninfer_pool.core.entry import Entry
-from ninfer_pool.core.keys import Attribute
-from ninfer_pool.core.namespace import Namespace
-from ninfer_pool.core.policy.ranking import Ranking
-from ninfer_pool.core.radix import Hop, Path
-from ninfer_pool.core.retained import NEVER_SUPERSEDED
+from ninfer_pool.core.entry import Entry, Node
+from ninfer_pool.core.identity import Attribute, Namespace
+from ninfer_pool.core.insertion import NEVER_SUPERSEDED
+from ninfer_pool.core.policy.priority import VictimOrder
+from ninfer_pool.core.radix import Step
 from ninfer_pool.tiers.medium import Medium, Traffic
 from ninfer_pool.tiers.parts import (
     Draft,
@@ -61,14 +59,14 @@ class Shelf:
         self.medium = medium
         self.config = config
         self.keeps_spares = keeps_spares
-        self.roots: dict[Namespace, Path] = {}
+        self.roots: dict[Namespace, Node] = {}
         self.records: dict[int, Record] = {}
         self.keys: dict[str, dict[int, Record]] = {}
         self.owners: dict[Stored, list[Record]] = {}
         self.places: dict[Part, Any] = {}
         self.users: dict[Part, int] = {}
         self.spares: dict[Kept, None] = {}
-        self.ranking = Ranking(config.make_policy)
+        self.ranking = VictimOrder(config.make_policy)
         self.on_evict: Callable[[Record], None] = lambda record: None
         """Told before a record goes for room."""
         self.on_change: Callable[[], None] = lambda: None
@@ -88,12 +86,12 @@ class Shelf:
 
     def walk(
         self, namespace: Namespace, view: memoryview, attributes: Sequence[Attribute]
-    ) -> list[Hop]:
+    ) -> list[Step]:
         """Return how far ``view`` follows what lies here under ``namespace``."""
         root = self.roots.get(namespace)
-        return [] if root is None else index.walk(root, view, attributes)
+        return [] if root is None else radix.walk(root, view, attributes)
 
-    def pays(self, position: int, *, above: int) -> bool:
+    def cheaper_than_prefill(self, position: int, *, above: int) -> bool:
         """Say whether restoring up to ``position`` is quicker than prefilling from ``above``."""
         config = self.config
         size = (-(-position // config.page_tokens) + config.image_pages) * config.page_bytes
@@ -133,7 +131,7 @@ class Shelf:
         firm = draft.parts()
         for record in {*sparing, *self.reading}:
             sheds = self.keeps_spares
-            firm.update(all_parts(k.stored for k in record.marks if not (k.spare and sheds)))
+            firm.update(all_parts(k.stored for k in record.marks if not (k.superseded and sheds)))
         for record in self.records.values():
             if record.pinned:
                 firm.update(record.parts)
@@ -184,7 +182,7 @@ class Shelf:
 
     def order(self, tick: int) -> Iterator[Record]:
         """Yield the records that may go, the first victim first."""
-        for entry in self.ranking.order(tick):
+        for entry in self.ranking.victims(tick):
             record = self.records[entry.identity]
             late = self.latest is not None and record.tip.tick >= self.latest
             if not record.pinned and not late and record not in self.reading:
@@ -215,7 +213,7 @@ class Shelf:
             return []
         old = [
             kept.record
-            for kept in index.marks_upto(hops, len(view) // 4)
+            for kept in radix.checkpoints_upto(hops, len(view) // 4)
             if kept.record.tip is kept  # type: ignore[attr-defined]
         ] + list(unconsumed(*hops[-1]))
         mine = {mark.stored for mark in draft.marks}
@@ -225,7 +223,7 @@ class Shelf:
             for kept in record.marks:
                 stays = kept.kind in NEVER_SUPERSEDED
                 if kept.position <= upto and kept.stored not in mine:
-                    spare = kept.spare or not stays
+                    spare = kept.superseded or not stays
                     carried[kept.stored] = draft_mark_of(kept, spare=spare)
         marks = [*carried.values(), *draft.marks]
         draft.marks = self._kept(sorted(marks, key=lambda mark: mark.position))
@@ -240,26 +238,26 @@ class Shelf:
         view = memoryview(draft.tokens)
         root = self.roots.get(draft.namespace)
         if root is None:
-            root = Path(parent=None, start=0, label=bytearray(), attributes=[])
+            root = Node(parent=None, start=0, tokens=bytearray(), attributes=[])
             self.roots[draft.namespace] = root
         record = Record()
         record.name = name
         record.attributes = draft.attributes
         record.marks = [Kept(mark, record) for mark in draft.marks]
         record.parts = draft.parts()
-        hops = index.insert(index.walk(root, view, draft.attributes), view, draft.attributes)
+        hops = radix.insert(radix.walk(root, view, draft.attributes), view, draft.attributes)
         rest = record.marks
         for path, upto in hops:
             here = [kept for kept in rest if kept.position <= upto]
             rest = rest[len(here) :]
             if here:
-                index.add_marks(path, here)
+                radix.add_checkpoints(path, here)
         self.on_change()
         self.hold(record.parts)
         for kept, mark in zip(record.marks, draft.marks, strict=True):
             self.owners.setdefault(kept.stored, []).append(record)
-            kept.spare = mark.spare and kept is not record.tip
-            if kept.spare:
+            kept.superseded = mark.superseded and kept is not record.tip
+            if kept.superseded:
                 self.spares[kept] = None
         self._enter(record, draft, tick)
         return record
@@ -288,7 +286,7 @@ class Shelf:
             self._deadlines = [each for each in self._deadlines if each[1] in self.records]
             heapify(self._deadlines)
         self.keys.setdefault(entry.key, {})[entry.identity] = record
-        self.ranking.added(entry, tick)
+        self.ranking.on_insert(entry, tick)
 
     def remove(self, record: Record) -> None:
         """Take a record out, and from the medium for good."""
@@ -298,7 +296,7 @@ class Shelf:
         del named[entry.identity]
         if not named:
             del self.keys[entry.key]
-        self.ranking.removed(entry)
+        self.ranking.on_remove(entry)
         if record.name is not None:
             self.medium.remove(record.name)
         for kept in record.marks:
@@ -312,13 +310,13 @@ class Shelf:
         owners.remove(kept.record)
         if not owners:
             del self.owners[kept.stored]
-        path = kept.where
-        index.remove_mark(kept)
-        kept.path = None
-        index.prune(path)
+        path = kept.anchor
+        radix.remove_checkpoint(kept)
+        kept.node = None
+        radix.prune(path)
         namespace = kept.record.entry.namespace
         root = self.roots[namespace]
-        if not root.label and not root.forks:
+        if not root.tokens and not root.children:
             del self.roots[namespace]
 
     # -- recency ---------------------------------------------------------------------------
@@ -328,11 +326,11 @@ class Shelf:
         kept.uses += 1
         kept.tick = tick
         self.spares.pop(kept, None)
-        kept.spare = False
+        kept.superseded = False
         record = kept.record
         if record.tip is kept and record.entry.identity in self.records:
             record.entry.consume(tick)
-            self.ranking.used(record.entry, tick)
+            self.ranking.on_hit(record.entry, tick)
 
     def seen(self, stored: Stored, *, tick: int) -> None:
         """The same checkpoint, last used at ``tick``, has just gone from the tier above."""
@@ -340,18 +338,18 @@ class Shelf:
         if record.tip.tick < tick:
             record.tip.tick = tick
             record.entry.used = max(record.entry.used, tick)
-            self.ranking.shortened(record.entry, tick)
+            self.ranking.on_truncate(record.entry, tick)
 
     def release(self, record: Record, *, tick: int) -> None:
         """Let a record go before others."""
         if not record.entry.released:
-            self.ranking.removed(record.entry)
+            self.ranking.on_remove(record.entry)
             record.entry.released = True
-            self.ranking.added(record.entry, tick)
+            self.ranking.on_insert(record.entry, tick)
 
     def sequence(self, record: Record) -> bytes:
         """Return a record's token bytes, int32."""
-        return ways.sequence(record.tip.where, record.tip.position)
+        return radix.tokens_to(record.tip.anchor, record.tip.position)
 
     def draft(self, record: Record, *, spares: bool) -> Draft:
         """Return a record as one that another tier may store."""
@@ -369,15 +367,15 @@ class Shelf:
                 users[part] = users.get(part, 0) + 1
             for kept in record.marks:
                 assert record in self.owners[kept.stored], "a checkpoint that nobody owns"
-                assert kept in kept.where.marks, "a checkpoint that is not indexed"
+                assert kept in kept.anchor.checkpoints, "a checkpoint that is not indexed"
         assert users == self.users, f"{self.name}: parts miscounted"
         assert set(self.places) == set(users), f"{self.name}: a part that nobody uses"
         assert self.medium.used <= self.medium.budget, f"{self.name}: over its budget (G9)"
 
 
-def unconsumed(path: Path, upto: int) -> Iterator[Record]:
-    """Yield the records whose sequence goes on past ``upto`` on ``path``, unused since made."""
-    for kept in path.marks[bisect_left(path.positions, upto + 1) :]:
+def unconsumed(node: Node, upto: int) -> Iterator[Record]:
+    """Yield the records whose sequence goes on past ``upto`` on ``node``, unused since made."""
+    for kept in node.checkpoints[bisect_left(node.positions, upto + 1) :]:
         record: Record = kept.record  # type: ignore[attr-defined]
         fresh = not any(mark.uses for mark in record.marks if mark.position > upto)
         if record.tip is kept and record.entry.prompt_tokens <= upto and fresh:

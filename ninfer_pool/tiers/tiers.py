@@ -6,18 +6,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ninfer_pool.core import radix as index
-from ninfer_pool.core import ways
-from ninfer_pool.core.admission import Request
+from ninfer_pool.core import radix
 from ninfer_pool.core.entry import Checkpoint, Entry
-from ninfer_pool.core.eviction import Bill, drop_entry
-from ninfer_pool.core.hooks import NoTiers
-from ninfer_pool.core.keys import Attribute
-from ninfer_pool.core.lookup import Rules
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.eviction import evict_entry
+from ninfer_pool.core.hooks import TierHooks
+from ninfer_pool.core.identity import Attribute, Namespace
+from ninfer_pool.core.lookup import Lookup, LookupFilter, SearchableTier
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt
-from ninfer_pool.core.results import EntryInfo, TierStats
+from ninfer_pool.core.results import EntryInfo, EvictionCost, TierStats
 from ninfer_pool.errors import ConfigError, StoreError
 from ninfer_pool.tiers import saving
 from ninfer_pool.tiers.ahead import Ahead
@@ -39,7 +36,7 @@ RATED_BYTES = 8 << 20
 """What is moved to learn how fast host memory is, about."""
 
 
-class Tiers:
+class Tiers(TierHooks):
     """Host memory and disk below a pool's device pages.
 
     What the device has no room for goes to the first tier before it is evicted, from there to
@@ -72,7 +69,7 @@ class Tiers:
         rates: Rates | None = None,
         background: bool = False,
     ) -> None:
-        if not isinstance(pool.below, NoTiers):
+        if type(pool.state.hooks) is not TierHooks:
             raise ConfigError("pool: it has tiers already; needs one that has none")
         self.pool = pool
         self.payload = payload
@@ -87,10 +84,7 @@ class Tiers:
         for shelf in self.shelves:
             shelf.rates = self.rates
             shelf.on_change = self._changed
-        pool.below = self
-        if self.shelves:
-            pool.retained.keeper = self
-            pool.retained.tiers = tuple(self.shelves)
+        pool.state.hooks = self
         self._open_disk()
         self._measure_host()
 
@@ -108,7 +102,7 @@ class Tiers:
                 self.rates.note_restore(shelf.name, size, time.perf_counter() - began)
 
     def _changed(self) -> None:
-        self.pool.retained.version += 1
+        self.pool.state.catalog.version += 1
         self.ahead.changes += 1
 
     def _open_disk(self) -> None:
@@ -126,31 +120,45 @@ class Tiers:
 
     # -- what the pool asks ----------------------------------------------------------------
 
-    def leaving(self, entry: Entry | None, mark: Checkpoint) -> None:
-        """See `Below`. Whatever goes wrong here is told, and fails no request (G8)."""
-        try:
-            self.down.leaving(entry, mark)
-        except Exception:
-            self.shelves[0].traffic.failed += 1
-            tell_fault()
+    @property
+    def searchable(self) -> Sequence[SearchableTier]:
+        """See `TierHooks`."""
+        return self.shelves
 
-    def forked(self, source: Checkpoint) -> None:
-        """See `Below`: from now on it is known what both are made of, so that it is stored once."""
-        compose(self.pool.retained, [source])
+    def on_evict(self, entry: Entry | None, checkpoint: Checkpoint) -> None:
+        """See `TierHooks`. Whatever goes wrong here is told, and fails no request (G8)."""
+        if self.shelves:
+            try:
+                self.down.leaving(entry, checkpoint)
+            except Exception:
+                self.shelves[0].traffic.failed += 1
+                tell_fault()
 
-    def consumed(self, source: Checkpoint, tier: str) -> None:
-        """See `Below`."""
+    def on_branch(self, source: Checkpoint) -> None:
+        """See `TierHooks`: from now on it is known what both are made of, so it is stored once."""
+        if self.shelves:
+            compose(self.pool.state, [source])
+
+    def on_consume(self, source: Checkpoint, tier: str) -> None:
+        """See `TierHooks`."""
         if source.stored is not None:
             self.up.consumed(source.stored, tier)
 
-    def raise_up(self, prompt: Prompt, request: Request, rules: Rules, *, lane: bool) -> Request:
-        """See `Below`."""
-        return self.up.raise_up(prompt, request, rules, lane=lane) if self.shelves else request
+    def expire(self, now: float) -> None:
+        """See `TierHooks`."""
+        for shelf in self.shelves:
+            shelf.expire(now)
 
-    def forget(self, entry: Entry) -> None:
-        """See `Below`: the sequence, what it continues, and what alone continues it."""
-        path, position = entry.tip.where, entry.tip.position
-        tokens, carried = ways.sequence(path, position), ways.attributes(path, position)
+    def promote(
+        self, above: Lookup, filter: LookupFilter, *, reserve_tokens: int, cost: EvictionCost
+    ) -> str | None:
+        """See `TierHooks`."""
+        return self.up.promote(above, filter, reserve_tokens=reserve_tokens, cost=cost)
+
+    def remove(self, entry: Entry) -> None:
+        """See `TierHooks`: the sequence, what it continues, and what alone continues it."""
+        node, position = entry.tip.anchor, entry.tip.position
+        tokens, carried = radix.tokens_to(node, position), radix.attributes_to(node, position)
         self._forget(entry.namespace, tokens, carried)
 
     def _forget(self, namespace: Namespace, tokens: bytes, carried: list[Attribute]) -> None:
@@ -162,7 +170,7 @@ class Tiers:
                     shelf.remove(record)
 
     def evict(self, key: str) -> bool:
-        """See `Below`."""
+        """See `TierHooks`."""
         drafts = [draft for draft in self.down.every() if draft.key == key]
         self.down.cancel(drafts)
         found = bool(drafts)
@@ -178,15 +186,16 @@ class Tiers:
 
     def _drop_above(self, namespace: Namespace, tokens: bytes, carried: list[Attribute]) -> None:
         """Remove what the device still has of a sequence that was deleted below."""
-        retained = self.pool.retained
-        hops = retained.walk(namespace, memoryview(tokens), carried)
-        tips = [path.tip for path, upto in hops if path.tip and path.tip.tip.position <= upto]
+        state = self.pool.state
+        root = state.catalog.roots.get(namespace)
+        hops = [] if root is None else radix.walk(root, memoryview(tokens), carried)
+        tips = [node.tip for node, upto in hops if node.tip and node.tip.tip.position <= upto]
         for entry in tips:
-            if not any(mark.guards for mark in retained.private_marks(entry)):
-                drop_entry(retained, entry, Bill())
+            if not state.catalog.protects(entry):
+                evict_entry(state, entry, EvictionCost())
 
     def clear(self) -> int:
-        """See `Below`."""
+        """See `TierHooks`."""
         self.down.cancel(self.down.every())
         gone = sum(not record.pinned for _, record in self._only_below())
         for shelf in self.shelves:
@@ -198,7 +207,7 @@ class Tiers:
     def entries(
         self, where: Callable[[Namespace], bool] | None = None, newest: int | None = None
     ) -> list[EntryInfo]:
-        """See `Below`. What is on its way to a tier is one of them."""
+        """See `TierHooks`. What is on its way to a tier is one of them."""
         found: list[tuple[Shelf, Record] | Draft] = [*self._only_below(), *self.down.on_its_way()]
         if where is not None:
             found = [each for each in found if where(_namespace(each))]
@@ -216,18 +225,20 @@ class Tiers:
             above = self.shelves[:at]
             for record in sorted(shelf.records.values(), key=lambda r: r.entry.used):
                 key = record.entry.key
-                if key not in self.pool.retained.keys and not any(key in s.keys for s in above):
+                if key not in self.pool.state.catalog.keys and not any(
+                    key in s.keys for s in above
+                ):
                     yield shelf, record
 
     def find(self, key: str) -> list[EntryInfo]:
-        """See `Below`."""
+        """See `TierHooks`."""
         for shelf in self.shelves:
             if key in shelf.keys:
                 return [describe(shelf, record) for record in shelf.keys[key].values()]
         return [self._described(draft) for draft in self.down.on_its_way() if draft.key == key]
 
     def set_pin(self, key: str, *, pinned: bool) -> bool:
-        """See `Below`. A pin below the device lasts as long as the process."""
+        """See `TierHooks`. A pin below the device lasts as long as the process."""
         changed = False
         for shelf in self.shelves:
             for record in shelf.keys.get(key, {}).values():
@@ -236,20 +247,20 @@ class Tiers:
         return changed
 
     def release(self, key: str) -> bool:
-        """See `Below`."""
+        """See `TierHooks`."""
         found = False
         for shelf in self.shelves:
             for record in shelf.keys.get(key, {}).values():
-                shelf.release(record, tick=self.pool.retained.tick)
+                shelf.release(record, tick=self.pool.state.tick)
                 found = True
         return found
 
     def stats(self) -> tuple[TierStats, ...]:
-        """See `Below`."""
+        """See `TierHooks`."""
         return tuple(tier_stats(shelf) for shelf in self.shelves)
 
     def check(self) -> None:
-        """See `Below`."""
+        """See `TierHooks`."""
         if not self.down.every() and not self.down.worker.busy:
             for shelf in self.shelves:
                 shelf.check()
@@ -261,9 +272,9 @@ class Tiers:
 
         Call it between steps of the engine, on its thread. O(1) where nothing is due.
         """
-        if not self.shelves or self.pool.below is not self:
+        if not self.shelves or self.pool.state.hooks is not self:
             return False
-        with self.pool.lock:
+        with self.pool.state.lock:
             return self.ahead.step(max_bytes)
 
     def flush(self, *, seconds: float | None = None) -> int:
@@ -273,7 +284,7 @@ class Tiers:
         For a shutdown: nothing else may use the pool meanwhile. Without a disk tier nothing
         outlives the process, and nothing is done.
         """
-        with self.pool.lock:
+        with self.pool.state.lock:
             self.ahead.end()
         deadline = None if seconds is None else time.monotonic() + seconds
         return flush(self.down, deadline)
@@ -293,13 +304,11 @@ class Tiers:
         Twice is once.
         """
         self.down.worker.close()
-        if self.pool.below is not self:
+        if self.pool.state.hooks is not self:
             return
-        with self.pool.lock:
+        with self.pool.state.lock:
             self.ahead.end()
-            self.pool.below = NoTiers()
-            self.pool.retained.keeper = None
-            self.pool.retained.tiers = ()
+            self.pool.state.hooks = TierHooks()
             self._changed()
         for shelf in self.shelves:
             if isinstance(shelf.medium, DiskMedium):
@@ -311,14 +320,14 @@ class Tiers:
         """See `PrefixPool.save`."""
         payload = self._payload()
         geometry = geometry_of(self.pool.config, payload)
-        with self.pool.lock:
+        with self.pool.state.lock:
             draft, source = self._found(key)
             return saving.save(
                 draft, source, path, pool=self.pool, geometry=geometry, tokens=tokens
             )
 
     def _found(self, key: str) -> tuple[Draft, Source]:
-        entries = self.pool.retained.keys.get(key, {})
+        entries = self.pool.state.catalog.keys.get(key, {})
         if entries:
             entry = next(iter(entries.values()))
             return self.down.whole(entry)
@@ -341,25 +350,25 @@ class Tiers:
         return self.payload
 
 
-def _same_conversation(hops: list[index.Hop], total: int) -> Iterator[Record]:
+def _same_conversation(hops: list[radix.Step], total: int) -> Iterator[Record]:
     """Yield the records that end on the way of a sequence, and the only one that continues it, or
     whose answer's tail it parts from: that tail was the same conversation's, an answer ago."""
     if not hops:
         return
-    for kept in index.marks_upto(hops, total):
+    for kept in radix.checkpoints_upto(hops, total):
         record: Record = kept.record  # type: ignore[attr-defined]
         if record.tip is kept:
             yield record
-    path, upto = hops[-1]
+    node, upto = hops[-1]
     if upto < total:
-        yield from unconsumed(path, upto)
+        yield from unconsumed(node, upto)
     else:
-        forks = path.forks_after(total - 1)  # what leaves before its end is another's
+        forks = node.children_from(total)  # what leaves before its end is another's
         below = [sub for fork in forks for sub in fork.subtree()]
         beyond = {
             kept.record: None
-            for sub in (path, *below)
-            for kept in sub.marks
+            for sub in (node, *below)
+            for kept in sub.checkpoints
             if kept.position > total and kept.record.tip is kept  # type: ignore[attr-defined]
         }
         if len(beyond) == 1:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ninfer_pool.core import radix as index
-from ninfer_pool.core.admission import Request, search
-from ninfer_pool.core.entry import Checkpoint
-from ninfer_pool.core.hooks import Searchable
-from ninfer_pool.core.lookup import Found, Rules, deepest_resume, find
+from ninfer_pool.core import radix
+from ninfer_pool.core.entry import Checkpoint, Node
+from ninfer_pool.core.lookup import Lookup, LookupFilter, Searchable, deepest_resume, find
 from ninfer_pool.core.planner import canonical_cuts
 from ninfer_pool.core.prompt import Prompt
-from ninfer_pool.core.radix import Path
+from ninfer_pool.core.results import EvictionCost
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk.section import passes
 from ninfer_pool.tiers.disk_medium import DiskMedium
@@ -46,61 +43,70 @@ class Ascent:
         self._fetched: Record | None = None
         """The last record that was brought nearer, or is on its way."""
 
-    def raise_up(self, prompt: Prompt, request: Request, rules: Rules, *, lane: bool) -> Request:
-        """See `Below`. What is damaged is counted, forgotten, and the next best is taken."""
-        if rules.now is not None:
-            for shelf in self.shelves:
-                shelf.expire(rules.now)
-        deepest = deepest_resume(self.pool.config, prompt)
+    def promote(
+        self, above: Lookup, filter: LookupFilter, *, reserve_tokens: int, cost: EvictionCost
+    ) -> str | None:
+        """See `TierHooks`. What is damaged is counted, forgotten, and the next best is taken."""
+        prompt, config = above.prompt, self.pool.config
+        deepest = deepest_resume(config, prompt)
         tried: set[Checkpoint | None] = set()
-        while lane and request.found.position < deepest:
-            best = self._best(prompt, request, rules)
-            if best is None or best[1].mark in tried:
-                return request
+        while above.position < deepest:
+            best = self._best(above, filter)
+            if best is None or best[1].checkpoint in tried:
+                return None
             shelf, found = best
-            tried.add(found.mark)
-            kept = found.mark
+            tried.add(found.checkpoint)
+            kept = found.checkpoint
             assert isinstance(kept, Kept), "a tier that holds what is no checkpoint of it"
-            size = self.pool.config.page_tokens
             at = found.position
-            shared = shared_with(request.found.mark, kept, at, page_tokens=size)
-            if not self._fits(prompt, request, at, shared):
-                return request
-            if self._promote(shelf, kept, at, prompt=prompt, shared=shared, request=request):
-                return self._again(prompt, request, rules, shelf)
-            request = self._again(prompt, request, rules, None)  # something may have gone for it
-        return request
+            shared = shared_with(above.checkpoint, kept, at, page_tokens=config.page_tokens)
+            if not self._fits(prompt, at, shared, reserve_tokens):
+                return None
+            if self._promote(shelf, kept, at, prompt=prompt, shared=shared, cost=cost):
+                return shelf.name
+            # something may have gone for it
+            above = find(self.pool.state.catalog, prompt, above.cuts, filter)
+            if above.position < config.minimum_tokens:
+                above.give_up()
+        return None
 
-    def _best(self, prompt: Prompt, request: Request, rules: Rules) -> tuple[Shelf, Found] | None:
-        best, position = None, request.found.position
+    def _best(self, above: Lookup, filter: LookupFilter) -> tuple[Shelf, Lookup] | None:
+        best, position = None, above.position
         for shelf in self.shelves:
-            if not _goes_on(shelf, request.found.mark, prompt):
+            if not _goes_on(shelf, above.checkpoint, above.prompt):
                 continue
-            found = find(shelf, prompt, request.cuts, rules)
-            if found.mark is None or found.position <= position:
+            found = find(shelf, above.prompt, above.cuts, filter)
+            if found.checkpoint is None or found.position <= position:
                 continue
             if found.position < self.pool.config.minimum_tokens:
                 continue
-            if shelf.pays(found.position, above=request.found.position):
+            if shelf.cheaper_than_prefill(found.position, above=above.position):
                 best, position = (shelf, found), found.position
         return best
 
-    def _fits(self, prompt: Prompt, request: Request, at: int, shared: Shared) -> bool:
+    def _fits(self, prompt: Prompt, at: int, shared: Shared, reserve_tokens: int) -> bool:
         """Say whether a checkpoint and the request that resumes it fit, whatever else goes."""
-        retained, config = self.pool.retained, self.pool.config
-        ledger, size = retained.ledger, config.page_tokens
+        state, config = self.pool.state, self.pool.config
+        ledger, size = state.ledger, config.page_tokens
         back = -(-at // size) - shared.pages + config.image_pages
-        own = -(-(len(prompt) + request.reserve_tokens) // size) - at // size
+        own = -(-(len(prompt) + reserve_tokens) // size) - at // size
         firm = guarded = 0
         if shared.mark is not None:
-            units = retained.units_of(shared.mark)
-            firm = ledger.yielding(units)
-            guarded = ledger.size(units[ledger.kept[units] == 0])
-        room = config.retained_pages - ledger.protected - guarded
+            units = state.units_of(shared.mark)
+            firm = ledger.evictable(units)
+            guarded = ledger.size(units[ledger.pin_refs[units] == 0])
+        room = config.retained_pages - ledger.pinned - guarded
         return back + own <= ledger.freeable - firm and back <= room
 
     def _promote(
-        self, shelf: Shelf, kept: Kept, at: int, *, prompt: Prompt, shared: Shared, request: Request
+        self,
+        shelf: Shelf,
+        kept: Kept,
+        at: int,
+        *,
+        prompt: Prompt,
+        shared: Shared,
+        cost: EvictionCost,
     ) -> bool:
         parts = dict.fromkeys(kept.stored.parts())
         shelf.hold(parts)
@@ -109,7 +115,7 @@ class Ascent:
         try:
             size = promote(
                 self.pool, self.payload, shelf, kept, at,
-                prompt=prompt, shared=shared, bill=request.bill,
+                prompt=prompt, shared=shared, cost=cost,
             )  # fmt: skip
         except (StoreError, OSError) as error:
             shelf.traffic.failed += 1
@@ -127,23 +133,13 @@ class Ascent:
         shelf.traffic.promoted_bytes += size
         return True
 
-    def _again(
-        self, prompt: Prompt, request: Request, rules: Rules, shelf: Shelf | None
-    ) -> Request:
-        """Search once more, now that the device holds what was found below."""
-        fresh = search(self.pool.retained, prompt, request.wishes, rules, request.reserve_tokens)
-        fresh.bill = request.bill
-        if shelf is not None and fresh.found.mark is not None:
-            fresh.explanation = replace(fresh.explanation, tier=shelf.name)
-        return fresh
-
     def consumed(self, stored: Stored, tier: str) -> None:
         """A request that resumed what was brought back from ``tier`` has been committed."""
         shelf = next(shelf for shelf in self.shelves if shelf.name == tier)
         for record in shelf.owners.get(stored, ()):
             for kept in record.marks:
                 if kept.stored is stored:
-                    shelf.consumed(kept, tick=self.pool.retained.tick)
+                    shelf.consumed(kept, tick=self.pool.state.tick)
 
     # -- ahead of time ---------------------------------------------------------------------
 
@@ -152,7 +148,7 @@ class Ascent:
         shelf, worker = self.shelves[-1], self.down.worker
         if not isinstance(shelf.medium, DiskMedium) or not self.down.background:
             return False
-        with self.pool.lock:
+        with self.pool.state.lock:
             if worker.busy and self._coming(prompt):
                 return worker.after(notify)
             record = self._on_disk(prompt, shelf)
@@ -180,23 +176,30 @@ class Ascent:
             best = max([best, *(m.position for m in draft.marks if m.position <= upto)])
         if best < max(1, self.pool.config.minimum_tokens):
             return False
-        places: list[Searchable] = [self.pool.retained, *self.shelves]
+        places: list[Searchable] = [self.pool.state.catalog, *self.shelves]
         return best > max(found.position for found in self._searched(prompt, places))
 
-    def _searched(self, prompt: Prompt, places: Sequence[Searchable]) -> list[Found]:
+    def _searched(self, prompt: Prompt, places: Sequence[Searchable]) -> list[Lookup]:
         config, clock = self.pool.config, self.pool.config.clock
-        rules = Rules(now=clock() if clock is not None else None)
+        rules = LookupFilter(now=clock() if clock is not None else None)
         cuts = canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)
         return [find(place, prompt, cuts, rules) for place in places]
 
     def _on_disk(self, prompt: Prompt, shelf: Shelf) -> Record | None:
         """Return the record on disk that a prompt resumes deeper than anything above, if any."""
-        found, *above = self._searched(prompt, [shelf, self.pool.retained, *self.shelves[:-1]])
-        if not isinstance(found.mark, Kept) or found.position < self.pool.config.minimum_tokens:
+        found, *above = self._searched(prompt, [shelf, self.pool.state.catalog, *self.shelves[:-1]])
+        if (
+            not isinstance(found.checkpoint, Kept)
+            or found.position < self.pool.config.minimum_tokens
+        ):
             return None
         if found.position <= max(each.position for each in above):
             return None
-        return found.mark.record if shelf.pays(found.position, above=above[0].position) else None
+        return (
+            found.checkpoint.record
+            if shelf.cheaper_than_prefill(found.position, above=above[0].position)
+            else None
+        )
 
     def _fetch(
         self,
@@ -217,7 +220,7 @@ class Ascent:
         except (StoreError, OSError):
             disk.traffic.failed += 1
         finally:
-            with self.pool.lock:
+            with self.pool.state.lock:
                 disk.reading.remove(record)
                 disk.drop(parts)
             self.down.worker.after(notify)
@@ -227,8 +230,8 @@ def _in_common(draft: Draft, prompt: Prompt) -> int:
     """Return how many tokens a draft and a prompt begin with alike, attributes included."""
     if draft.namespace != prompt.namespace:
         return 0
-    path = Path(parent=None, start=0, label=bytearray(draft.tokens), attributes=draft.attributes)
-    return index.walk(path, prompt.buffer, prompt.attributes)[-1][1]
+    path = Node(parent=None, start=0, tokens=bytearray(draft.tokens), attributes=draft.attributes)
+    return radix.walk(path, prompt.buffer, prompt.attributes)[-1][1]
 
 
 def _goes_on(shelf: Shelf, mark: Checkpoint | None, prompt: Prompt) -> bool:
@@ -244,8 +247,8 @@ def _goes_on(shelf: Shelf, mark: Checkpoint | None, prompt: Prompt) -> bool:
         return True
     at = mark.position
     kept = next(kept for kept in own.marks if kept.stored is mark.stored)
-    above, path = index.hops_to(kept.where, at)
+    above, path = radix.path_to(kept.anchor, at)
     rest = prompt.buffer[4 * at :]
-    hops = index.walk(path, rest, prompt.attributes, origin=at, known=above)
-    deepest = next(index.marks_upto(hops, deepest_resume(shelf.config, prompt)), None)
+    hops = radix.walk(path, rest, prompt.attributes, origin=at, known=above)
+    deepest = next(radix.checkpoints_upto(hops, deepest_resume(shelf.config, prompt)), None)
     return deepest is not None and deepest.position > at

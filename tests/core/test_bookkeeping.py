@@ -49,7 +49,7 @@ def held(pool: PrefixPool, before: int) -> tuple[int, int]:
     """
     gc.collect()
     used = tracemalloc.get_traced_memory()[0] - before
-    roots = pool.retained.roots.values()
+    roots = pool.state.catalog.roots.values()
     tokens = sum(path.end - path.start for root in roots for path in root.subtree())
     stats = pool.stats()
     allowed = TOKEN * tokens + ENTRY * stats.entries + CHECKPOINT * stats.checkpoints
@@ -109,8 +109,8 @@ def test_a_namespace_of_which_nothing_is_left_is_forgotten() -> None:
         shop.pool.key(shop.prompt(range(20), namespace=space))
         shop.serve(shop.prompt(range(20), namespace=space))
         shop.pool.clear()
-    assert not shop.pool.retained.roots
-    assert not shop.pool.retained._digests
+    assert not shop.pool.state.catalog.roots
+    assert not shop.pool.state.catalog._digests
 
 
 PROMPT = list(range(20))
@@ -119,4 +119,4 @@ PROMPT = list(range(20))
 def test_asking_for_a_key_leaves_nothing_behind() -> None:
     shop = driver()
     shop.pool.key(shop.prompt(PROMPT))
-    assert not shop.pool.retained._digests
+    assert not shop.pool.state.catalog._digests

@@ -15,14 +15,14 @@ def test_a_namespace_whose_last_checkpoint_expired_is_forgotten() -> None:
         space = Namespace(weights="a", kv_dtype="b", salt=str(number))
         shop.serve(Prompt(list(range(1, 6)), namespace=space), ttl_seconds=1)
         now[0] += 2
-    assert len(shop.pool.retained.roots) == 1
+    assert len(shop.pool.state.catalog.roots) == 1
 
 
 def test_deadlines_of_what_is_gone_do_not_pile_up() -> None:
     shop = driver(max_entries=2, clock=lambda: 0.0)
     for turn in range(200):
         shop.serve(range(100 * turn, 100 * turn + 20), ttl_seconds=1e6)
-    assert len(shop.pool.expiry) <= 2 * shop.pool.stats().checkpoints + 64
+    assert len(shop.pool.state.catalog.deadlines) <= 2 * shop.pool.stats().checkpoints + 64
 
 
 def test_an_expired_checkpoint_says_so() -> None:

@@ -165,31 +165,31 @@ def test_accounting_a_hit_given_up_for_want_of_room_is_not_reported_as_reused() 
 
 
 def break_held(pool: PrefixPool) -> None:
-    pool.retained.ledger.held[0] += 1
+    pool.state.ledger.checkpoint_refs[0] += 1
 
 
 def break_leased(pool: PrefixPool) -> None:
-    pool.retained.ledger.leased[0] += 1
+    pool.state.ledger.lease_refs[0] += 1
 
 
 def break_guards(pool: PrefixPool) -> None:
-    next(iter(pool.retained.entries.values())).tip.guards += 1
+    next(iter(pool.state.catalog.entries.values())).tip.refs += 1
 
 
 def break_count(pool: PrefixPool) -> None:
-    pool.retained.checkpoints += 1
+    pool.state.catalog.checkpoints += 1
 
 
 def break_spares(pool: PrefixPool) -> None:
-    next(iter(pool.retained.entries.values())).tip.spare = True
+    next(iter(pool.state.catalog.entries.values())).tip.superseded = True
 
 
 def break_label(pool: PrefixPool) -> None:
-    next(iter(pool.retained.roots.values())).label += b"\x00\x00\x00\x00"
+    next(iter(pool.state.catalog.roots.values())).tokens += b"\x00\x00\x00\x00"
 
 
 def break_retained(pool: PrefixPool) -> None:
-    pool.retained.ledger.retained += 1
+    pool.state.ledger.retained += 1
 
 
 @pytest.mark.parametrize(
@@ -214,21 +214,21 @@ def test_accounting_a_wrong_count_is_seen(fault: Callable[[PrefixPool], None]) -
 
 def sibling_image(shop: Driver) -> None:
     """The tip loads the image of the checkpoint before it."""
-    entry = next(iter(shop.pool.retained.entries.values()))
-    before = next(m for m in entry.tip.where.marks if m is not entry.tip)
+    entry = next(iter(shop.pool.state.catalog.entries.values()))
+    before = next(m for m in entry.tip.anchor.checkpoints if m is not entry.tip)
     entry.tip.image = before.image
 
 
 def recycled_page(shop: Driver) -> None:
     """A page under the checkpoint was given to somebody else."""
-    entry = next(iter(shop.pool.retained.entries.values()))
+    entry = next(iter(shop.pool.state.catalog.entries.values()))
     entry.tip.table.ids[0] = entry.tip.table.ids[1]
 
 
 def image_page_with_kv(shop: Driver) -> None:
     """A page of the image was overwritten."""
-    entry = next(iter(shop.pool.retained.entries.values()))
-    image = shop.pool.retained.ledger.pages_of_image(entry.tip.image)
+    entry = next(iter(shop.pool.state.catalog.entries.values()))
+    image = shop.pool.state.ledger.pages_of_image(entry.tip.image)
     shop.engine.poison(image[:1].tolist())
 
 

@@ -16,8 +16,8 @@ def test_an_entry_that_forks_inside_another_is_its_own_from_there() -> None:
     shop.serve([*range(20), 90, 91, 92, 93])
     infos = {entry.tokens: entry.bytes // PAGE for entry in shop.pool.entries()}
     assert infos[24] >= 1 + 2
-    entries = shop.pool.retained.entries.values()
-    assert sorted(shop.pool.retained.base(entry) for entry in entries) == [20, 20]
+    entries = shop.pool.state.catalog.entries.values()
+    assert sorted(shop.pool.state.catalog.base(entry) for entry in entries) == [20, 20]
 
 
 def test_plain_attention_retains_a_sibling_as_long_as_what_it_resumed_inside() -> None:

@@ -27,7 +27,7 @@ def test_a_ghost_that_is_forgotten_leaves_nothing_behind() -> None:
         for number in range(3)
     ]
     assert reasons == ["no_entry", "evicted", "hit"]
-    assert len(shop.pool.retained.ghosts._counts) == 1
+    assert len(shop.pool.state.ghosts._counts) == 1
 
 
 def test_as_many_ghosts_as_documented() -> None:

@@ -185,7 +185,7 @@ def test_g5_a_restore_that_failed_quarantines_that_one_checkpoint() -> None:
 def test_g5_the_symbolic_engine_sees_a_wrong_page() -> None:
     shop = driver()
     shop.serve(talk(0))
-    mark = next(iter(shop.pool.retained.entries.values())).tip
+    mark = next(iter(shop.pool.state.catalog.entries.values())).tip
     shop.engine.poison([int(mark.table.ids[0])])
     with pytest.raises(EngineFault, match="KV rows"):
         shop.audit()
@@ -311,7 +311,7 @@ def test_g9_a_conversation_that_outgrows_it_keeps_its_deepest_that_fits() -> Non
 def test_g10_with_a_constant_for_a_hash_every_answer_is_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ninfer_pool.core.keys.xxh3_128", lambda *parts: bytes(16))
+    monkeypatch.setattr("ninfer_pool.core.identity.xxh3_128", lambda *parts: bytes(16))
     shop = driver(lanes=2)
     for number in range(4):
         assert shop.serve(talk(number), answer=[5]).start == 0

@@ -92,7 +92,6 @@ def test_it_says_what_it_reuses() -> None:
 def test_it_tells_what_it_will_take() -> None:
     lease = begun(driver(), range(9), boundaries=[(4, "system"), (9, "turn")])
     assert lease.planned_captures == [(4, "system"), (9, "turn")]
-    assert lease.has_checkpoint(0) is False
 
 
 def test_no_room_to_extend_is_a_no() -> None:
@@ -294,15 +293,15 @@ def test_pages_are_taken_counted_and_given_back() -> None:
     ledger = PageLedger(6)
     pages = ledger.take(3)
     assert (ledger.free, ledger.freeable, ledger.total) == (3, 3, 6)
-    assert ledger.hold(pages) == 3
-    ledger.lease(pages[:1])
-    ledger.unlease(pages)
-    ledger.keep(pages[1:])
+    assert ledger.ref_checkpoint(pages) == 3
+    ledger.ref_lease(pages[:1])
+    ledger.unref_lease(pages)
+    ledger.ref_pin(pages[1:])
     ledger.check()
-    assert (ledger.firm, ledger.freeable) == (3, 3)
-    ledger.unlease(pages[:1])
-    ledger.unkeep(pages[1:])
-    assert ledger.drop(pages) == 3
+    assert (ledger.unevictable, ledger.freeable) == (3, 3)
+    ledger.unref_lease(pages[:1])
+    ledger.unref_pin(pages[1:])
+    assert ledger.unref_checkpoint(pages) == 3
     assert ledger.free == 6
     ledger.check()
 
@@ -310,10 +309,10 @@ def test_pages_are_taken_counted_and_given_back() -> None:
 def test_images_are_counted_as_one_and_their_pages_serve_for_anything() -> None:
     ledger = PageLedger(7, image_pages=2)
     units = ledger.take(1, images=2)
-    assert (ledger.free, ledger.firm, ledger.size(units)) == (2, 5, 5)
+    assert (ledger.free, ledger.unevictable, ledger.size(units)) == (2, 5, 5)
     images = [ledger.pages_of_image(image).tolist() for image in units[1:].tolist()]
     assert len({*units[:1].tolist(), *images[0], *images[1]}) == 5
-    ledger.unlease(units)
+    ledger.unref_lease(units)
     assert ledger.free == 7
     ledger.check()
     assert ledger.take(6, images=0).tolist() != units.tolist()
@@ -324,7 +323,7 @@ def test_images_are_counted_as_one_and_their_pages_serve_for_anything() -> None:
 
 def test_a_count_below_zero_is_our_own_fault() -> None:
     with pytest.raises(AssertionError, match="below 0"):
-        PageLedger(3).unlease(np.array([1], dtype=np.int32))
+        PageLedger(3).unref_lease(np.array([1], dtype=np.int32))
 
 
 def test_many_threads_at_once() -> None:

@@ -27,8 +27,8 @@ def test_what_is_pinned_anew_is_kept_though_it_was_inherited_before() -> None:
     shop.serve(range(1, 16))
     (entry,) = shop.pool.entries()
     assert 12 not in entry.superseded
-    assert shop.pool.retained.entries[0].pinned is not None
-    assert 12 in {mark.position for mark in shop.pool.retained.entries[0].pinned}
+    assert shop.pool.state.catalog.entries[0].pinned is not None
+    assert 12 in {mark.position for mark in shop.pool.state.catalog.entries[0].pinned}
 
 
 def test_dropping_what_was_just_committed_leaves_what_another_pin_protects() -> None:
@@ -106,7 +106,7 @@ def test_a_pin_moves_on_with_its_entry() -> None:
     assert shop.depth(range(8)) == 8
     assert shop.pool.unpin(entry.key)
     assert not shop.pool.unpin(entry.key)
-    assert repr(next(iter(shop.pool.retained.entries.values())))
+    assert repr(next(iter(shop.pool.state.catalog.entries.values())))
 
 
 def test_what_lies_before_a_protected_tip_is_the_last_thing_to_go() -> None:

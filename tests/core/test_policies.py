@@ -204,13 +204,13 @@ class Smallest(Policy):
     def __init__(self) -> None:
         self.entries: list[Entry] = []
 
-    def added(self, entry: Entry, tick: int) -> None:
+    def on_insert(self, entry: Entry, tick: int) -> None:
         self.entries.append(entry)
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         self.entries.remove(entry)
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         return iter(sorted(self.entries, key=lambda entry: entry.tokens))
 
 
@@ -238,9 +238,9 @@ def test_every_entry_is_offered_once_under_pressure_too(policy: str) -> None:
     for _ in range(6):
         for number in range(6):
             shop.serve(range(100 * number, 100 * number + 9))
-    retained = shop.pool.retained
-    offered = [entry.identity for entry in retained.ranking.order(retained.tick)]
-    assert sorted(offered) == sorted(retained.entries)
+    state = shop.pool.state
+    offered = [entry.identity for entry in state.catalog.order.victims(state.tick)]
+    assert sorted(offered) == sorted(state.catalog.entries)
 
 
 PROMPT = list(range(20))

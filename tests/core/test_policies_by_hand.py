@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ninfer_pool import POLICIES, ConfigError, Namespace, Policy
-from ninfer_pool.core.entry import Checkpoint, Entry, Table
+from ninfer_pool.core.entry import Checkpoint, Entry, PageTable
 from ninfer_pool.core.policy import Ranked
 from ninfer_pool.core.policy.marconi import Marconi
 from ninfer_pool.core.policy.s3fifo import S3Fifo
@@ -19,16 +19,16 @@ SPACE = Namespace(weights="sha256:1", kv_dtype="bf16")
 def test_a_policy_must_say_in_what_order() -> None:
     entry = made_entry(0)
     policy = Policy()
-    policy.added(entry, 1)
-    policy.used(entry, 2)
-    policy.shortened(entry, 3)
-    policy.removed(entry)
-    policy.returned(1, 1, 4)
-    policy.stranger(5)
+    policy.on_insert(entry, 1)
+    policy.on_hit(entry, 2)
+    policy.on_truncate(entry, 3)
+    policy.on_remove(entry)
+    policy.on_ghost_hit(1, 1, 4)
+    policy.on_cold_miss(5)
     with pytest.raises(NotImplementedError):
-        policy.order(6)
+        policy.victims(6)
     with pytest.raises(NotImplementedError):
-        Ranked().added(entry, 1)
+        Ranked().on_insert(entry, 1)
 
 
 def made_entry(number: int, *, tokens: int = 64, size: int = 100) -> Entry:
@@ -36,7 +36,7 @@ def made_entry(number: int, *, tokens: int = 64, size: int = 100) -> Entry:
         position=tokens,
         kind="turn",
         cuts=None,
-        table=Table(np.zeros(1, dtype=np.int32)),
+        table=PageTable(np.zeros(1, dtype=np.int32)),
         tail=-1,
         image=-1,
         lane=0,
@@ -50,26 +50,26 @@ def made_entry(number: int, *, tokens: int = 64, size: int = 100) -> Entry:
 def filled(policy: Policy, count: int) -> list[Entry]:
     entries = [made_entry(number) for number in range(count)]
     for entry in entries:
-        policy.added(entry, entry.created)
+        policy.on_insert(entry, entry.created)
     return entries
 
 
 def take(policy: Policy, tick: int) -> Entry:
     """Evict the first victim, as the pool does."""
-    victim = next(policy.order(tick))
-    policy.removed(victim)
+    victim = next(policy.victims(tick))
+    policy.on_remove(victim)
     return victim
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_entry_is_offered_once_in_the_end(name: str) -> None:
     policy = POLICIES[name]()
-    assert list(policy.order(0)) == []
+    assert list(policy.victims(0)) == []
     entries = filled(policy, 12)
     for tick, entry in enumerate([*entries[:5], *entries[:3], *entries[:3]], start=20):
-        policy.used(entry, tick)
+        policy.on_hit(entry, tick)
     for tick in (50, 51):  # twice: what nobody took is offered again
-        offered = list(policy.order(tick))
+        offered = list(policy.victims(tick))
         assert sorted(entry.identity for entry in offered) == list(range(12))
 
 
@@ -77,16 +77,16 @@ def test_s3fifo_promotes_what_was_used_twice_and_not_what_was_used_once() -> Non
     policy = S3Fifo()
     entries = filled(policy, 4)
     for tick in (10, 11):
-        policy.used(entries[0], tick)
-    policy.used(entries[1], 12)
+        policy.on_hit(entries[0], tick)
+    policy.on_hit(entries[1], 12)
     assert [take(policy, 20).identity for _ in range(4)] == [1, 2, 3, 0]
 
 
 def test_s3fifo_counts_one_commit_as_one_use() -> None:
     policy = S3Fifo()
     entries = filled(policy, 2)
-    policy.used(entries[0], 10)
-    policy.used(entries[0], 10)
+    policy.on_hit(entries[0], 10)
+    policy.on_hit(entries[0], 10)
     assert take(policy, 20) is entries[0]
 
 
@@ -94,11 +94,11 @@ def test_s3fifo_lets_a_ghost_into_the_main_queue() -> None:
     policy = S3Fifo()
     filled(policy, 4)
     assert take(policy, 20).identity == 0
-    policy.returned(3, 3, 23)
+    policy.on_ghost_hit(3, 3, 23)
     back = made_entry(24)
-    policy.added(back, 24)
+    policy.on_insert(back, 24)
     for number in (25, 26):
-        policy.added(made_entry(number), number)
+        policy.on_insert(made_entry(number), number)
     assert [take(policy, 30).identity for _ in range(6)] == [1, 2, 3, 25, 26, 24]
 
 
@@ -106,10 +106,10 @@ def test_s3fifo_forgets_a_ghost_that_only_made_an_entry_grow() -> None:
     policy = S3Fifo()
     entries = filled(policy, 4)
     take(policy, 20)
-    policy.returned(3, 3, 23)
-    policy.used(entries[1], 24)
-    policy.added(made_entry(25), 25)
-    policy.added(made_entry(26), 26)
+    policy.on_ghost_hit(3, 3, 23)
+    policy.on_hit(entries[1], 24)
+    policy.on_insert(made_entry(25), 25)
+    policy.on_insert(made_entry(26), 26)
     assert [take(policy, 30).identity for _ in range(5)] == [1, 2, 3, 25, 26]
 
 
@@ -118,9 +118,9 @@ def test_s3fifo_takes_what_left_at_another_time_for_no_ghost(age: int) -> None:
     policy = S3Fifo()
     filled(policy, 4)
     assert take(policy, 20).identity == 0
-    policy.returned(age, age, 23)
-    policy.added(made_entry(24), 24)
-    policy.added(made_entry(25), 25)
+    policy.on_ghost_hit(age, age, 23)
+    policy.on_insert(made_entry(24), 24)
+    policy.on_insert(made_entry(25), 25)
     assert [take(policy, 30).identity for _ in range(5)] == [1, 2, 3, 24, 25]
 
 
@@ -128,10 +128,10 @@ def test_s3fifo_forgets_a_ghost_that_came_when_a_stranger_comes_in_its_place() -
     policy = S3Fifo()
     filled(policy, 4)
     take(policy, 20)
-    policy.returned(3, 3, 23)
-    policy.stranger(23)
-    policy.added(made_entry(24), 24)
-    policy.added(made_entry(25), 25)
+    policy.on_ghost_hit(3, 3, 23)
+    policy.on_cold_miss(23)
+    policy.on_insert(made_entry(24), 24)
+    policy.on_insert(made_entry(25), 25)
     assert [take(policy, 30).identity for _ in range(5)] == [1, 2, 3, 24, 25]
 
 
@@ -141,22 +141,22 @@ def test_s3fifo_remembers_no_more_than_nine_ghosts_for_ten_entries() -> None:
     for tick in (20, 21, 22):  # at the third there is room for one ghost: the youngest
         take(policy, tick)
     for gone in (20, 21, 22):
-        policy.returned(30 - gone, 30 - gone, 30)
-        policy.added(made_entry(100 + gone), 31)
+        policy.on_ghost_hit(30 - gone, 30 - gone, 30)
+        policy.on_insert(made_entry(100 + gone), 31)
     assert [take(policy, 40).identity for _ in range(4)] == [3, 120, 121, 122]
 
 
 def test_s3fifo_leaves_no_ghost_of_what_was_not_a_victim() -> None:
     policy = S3Fifo()
     entries = filled(policy, 4)
-    policy.removed(entries[3])
-    assert next(policy.order(20)) is entries[0]
+    policy.on_remove(entries[3])
+    assert next(policy.victims(20)) is entries[0]
     entries[0].bytes = 50
-    policy.shortened(entries[0], 20)
-    policy.removed(entries[0])
-    policy.returned(1, 1, 21)
+    policy.on_truncate(entries[0], 20)
+    policy.on_remove(entries[0])
+    policy.on_ghost_hit(1, 1, 21)
     for number in (22, 23):
-        policy.added(made_entry(number), number)
+        policy.on_insert(made_entry(number), number)
     assert [take(policy, 30).identity for _ in range(4)] == [1, 2, 22, 23]
 
 
@@ -165,15 +165,15 @@ def test_s3fifo_measures_its_small_queue_in_bytes() -> None:
     entries = filled(policy, 3)
     for entry in entries[:2]:
         for tick in (10, 11):
-            policy.used(entry, tick)
+            policy.on_hit(entry, tick)
     assert take(policy, 20) is entries[2]  # both others are in the main queue now
     thin = made_entry(5, size=20)
-    policy.added(thin, 21)
-    offered = list(policy.order(22))  # 20 of 220 bytes are less than a tenth
+    policy.on_insert(thin, 21)
+    offered = list(policy.victims(22))  # 20 of 220 bytes are less than a tenth
     assert offered == [entries[0], entries[1], thin], "yet it goes where all else is protected"
     thin.bytes = 23
-    policy.used(thin, 23)
-    assert next(policy.order(24)) is thin
+    policy.on_hit(thin, 23)
+    assert next(policy.victims(24)) is thin
 
 
 def test_s3fifo_gives_a_second_chance_for_each_use_and_offers_nothing_twice() -> None:
@@ -181,30 +181,30 @@ def test_s3fifo_gives_a_second_chance_for_each_use_and_offers_nothing_twice() ->
     entries = filled(policy, 3)
     for entry in entries:
         for tick in (10, 11):
-            policy.used(entry, tick)
+            policy.on_hit(entry, tick)
     newcomer = made_entry(3, size=10)
-    policy.added(newcomer, 12)
-    assert next(policy.order(13)) is entries[0]  # all three are in the main queue now
+    policy.on_insert(newcomer, 12)
+    assert next(policy.victims(13)) is entries[0]  # all three are in the main queue now
     for tick in range(14, 19):
-        policy.used(entries[0], tick)
-    policy.used(entries[2], 19)
-    assert list(policy.order(20)) == [entries[1], entries[2], entries[0], newcomer]
+        policy.on_hit(entries[0], tick)
+    policy.on_hit(entries[2], 19)
+    assert list(policy.victims(20)) == [entries[1], entries[2], entries[0], newcomer]
 
 
 def test_marconi_without_alpha_is_lru() -> None:
     policy = Marconi(alpha=0)
     entries = [made_entry(number, tokens=10 ** (number % 4 + 1)) for number in range(8)]
     for entry in entries:
-        policy.added(entry, entry.created)
-    assert list(policy.order(9)) == entries
+        policy.on_insert(entry, entry.created)
+    assert list(policy.victims(9)) == entries
 
 
 def test_marconi_keeps_what_spares_more_work_for_each_byte() -> None:
     policy = Marconi(alpha=3)
     worth, *others = (made_entry(x, tokens=tokens) for x, tokens in enumerate((5_000, 64, 64, 64)))
     for entry in (worth, *others):
-        policy.added(entry, entry.created)
-    assert list(policy.order(9)) == [*others, worth]
+        policy.on_insert(entry, entry.created)
+    assert list(policy.victims(9)) == [*others, worth]
 
 
 def test_marconi_counts_attention_s_square_and_only_what_lies_past_the_kept_ancestor() -> None:
@@ -213,10 +213,10 @@ def test_marconi_counts_attention_s_square_and_only_what_lies_past_the_kept_ance
     late.saved = early.saved = 900  # 900 tokens after 2,100 cost more than 900 after 100
     late.tip.tick = early.tip.tick = 1
     for entry in (late, early):
-        policy.added(entry, 2)
-    assert list(policy.order(3)) == [early, late]
+        policy.on_insert(entry, 2)
+    assert list(policy.victims(3)) == [early, late]
     late.saved = 100
-    assert list(policy.order(3)) == [late, early]
+    assert list(policy.victims(3)) == [late, early]
 
 
 @pytest.mark.parametrize(

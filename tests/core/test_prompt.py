@@ -182,4 +182,4 @@ def test_what_a_pool_refuses(changes: dict[str, Any], message: str) -> None:
 
 def test_a_policy_of_ones_own_must_say_an_order() -> None:
     with pytest.raises(NotImplementedError):
-        Policy().order(0)
+        Policy().victims(0)

@@ -35,10 +35,10 @@ def test_a_table_is_of_one_path() -> None:
     shop.serve([*stem, 50, 51, 52], boundaries=[(8, "system"), (15, "junction")], read=False)
     shop.audit()
     tables: dict[Any, Any] = {}
-    for root in shop.pool.retained.roots.values():
-        for path in root.subtree():
-            for mark in path.marks:
-                assert tables.setdefault(mark.table, path) is path
+    for root in shop.pool.state.catalog.roots.values():
+        for node in root.subtree():
+            for mark in node.checkpoints:
+                assert tables.setdefault(mark.table, node) is node
 
 
 def test_a_partly_filled_page_below_an_interned_one_is_that_page() -> None:

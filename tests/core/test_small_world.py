@@ -78,22 +78,22 @@ class World:
 
     def key(self) -> Any:
         """All that the future depends on, so that equal states are followed once."""
-        retained = self.pool.retained
+        state = self.pool.state
         order = tuple(
             (entry.key, entry.prompt_tokens, entry.lane)
-            for entry in retained.ranking.order(retained.tick)
+            for entry in state.catalog.order.victims(state.tick)
         )
         marks = tuple(
-            (m.position, m.kind, m.spare, m.guards, m.lane, m.uses, *retained.units_of(m).tolist())
-            for root in retained.roots.values()
-            for path in root.subtree()
-            for m in path.marks
+            (m.position, m.kind, m.superseded, m.refs, m.lane, m.uses, *state.units_of(m).tolist())
+            for root in state.catalog.roots.values()
+            for node in root.subtree()
+            for m in node.checkpoints
         )
         running = tuple(
             lease and (lease.lane, lease.prompt.tokens.tobytes(), lease.start, lease.published)
             for lease in self.leases
         )
-        return order, marks, running, tuple(self.pool._free_lanes)
+        return order, marks, running, tuple(state.free_lanes)
 
 
 LANES = range(2)

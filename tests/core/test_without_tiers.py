@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ninfer_pool import PoolConfig
-from ninfer_pool.core.hooks import NoTiers
-from ninfer_pool.core.lookup import Rules
+from ninfer_pool.core.hooks import TierHooks
+from ninfer_pool.core.lookup import LookupFilter, find
+from ninfer_pool.core.results import EvictionCost
 from ninfer_pool.errors import ConfigError
 from tests.machinery.driver import Driver
 
@@ -29,15 +29,17 @@ def test_there_is_nothing_below() -> None:
     driver = Driver(PoolConfig(num_pages=64, page_bytes=16, image_bytes=16, page_tokens=4))
     key = driver.serve(range(10)).key
     assert key is not None
-    below = driver.pool.below
-    assert isinstance(below, NoTiers)
-    entry = next(iter(driver.pool.retained.entries.values()))
-    below.leaving(entry, entry.tip)
-    below.forked(entry.tip)
-    below.consumed(entry.tip, "host")
-    asked: Any = object()
-    prompt = driver.prompt(range(10))
-    assert below.raise_up(prompt, asked, Rules(), lane=True) is asked
+    below = driver.pool.state.hooks
+    assert isinstance(below, TierHooks)
+    entry = next(iter(driver.pool.state.catalog.entries.values()))
+    below.on_evict(entry, entry.tip)
+    below.on_branch(entry.tip)
+    below.on_consume(entry.tip, "host")
+    below.expire(0.0)
+    below.remove(entry)
+    found = find(driver.pool.state.catalog, driver.prompt(range(10)), None, LookupFilter())
+    cost = EvictionCost()
+    assert below.promote(found, LookupFilter(), reserve_tokens=0, cost=cost) is None
     assert driver.pool.stats().tiers == ()
     assert [each.tier for each in driver.pool.entries()] == ["device"]
     told = driver.pool.explain(driver.prompt(range(10)))

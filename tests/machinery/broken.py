@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.ledger import Pages
-from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.testing.adapter import Logits, Tokens
 from ninfer_pool.testing.toy import IMAGE_BYTES, ROW, WIDTH, Array, Axes, State, ToyEngine
 

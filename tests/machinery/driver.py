@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.lease import Lease
-from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.core.results import Explanation

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ninfer_pool.core.config import PoolConfig
-from ninfer_pool.core.lease import Lease
+from ninfer_pool.core.lease import Lease, Pending
 from ninfer_pool.core.policy import Policy
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt
-from ninfer_pool.core.results import Pending
 from ninfer_pool.testing.oracle import OraclePool
 from ninfer_pool.testing.symbolic import SymbolicEngine, audit
 from ninfer_pool.testing.watch import Watch
@@ -89,7 +88,7 @@ class PoolMachine(RuleBasedStateMachine):
         matches = self.pool.lookup(prompt)
         positions = [match.position for match in matches]
         assert positions == sorted(set(positions))
-        if self.pool.expiry:
+        if self.pool.state.catalog.deadlines:
             return
         wanted = OraclePool.of(self.pool).predict(prompt)
         if self.pool.config.image_bytes and wanted.position:
@@ -102,7 +101,11 @@ class PoolMachine(RuleBasedStateMachine):
     def explain(self, prompt: Prompt, read: bool, exact: bool) -> None:  # noqa: FBT001
         """An explanation agrees with brute force."""
         config = self.pool.config
-        if self.pool.expiry or not config.image_bytes or len(self.pool.retained.ghosts):
+        if (
+            self.pool.state.catalog.deadlines
+            or not config.image_bytes
+            or len(self.pool.state.ghosts)
+        ):
             return
         seen = self.pool.explain(prompt, read=read, exact=exact)
         wanted = OraclePool.of(self.pool).predict(prompt, read=read, exact=exact)
@@ -120,7 +123,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def acquire_now(self, prompt: Prompt, options: dict[str, Any]) -> None:
         """See `acquire`."""
-        expiring = bool(self.pool.expiry)
+        expiring = bool(self.pool.state.catalog.deadlines)
         self.removed |= expiring
         asked = {"read": options.get("read", True), "exact": options.get("exact", False)}
         wanted = OraclePool.of(self.pool).predict(prompt, **asked)
@@ -278,7 +281,7 @@ class PoolMachine(RuleBasedStateMachine):
         if frontier and lease.frontier:
             self.engine.execute(lease.checkpoint("frontier", position=lease.frontier))
         key = lease.commit()
-        if key is not None and lease.wishes.pin:
+        if key is not None and lease.options.pin:
             assert all(entry.pinned for entry in self.pool.find(key))
         self.forget_ended()
 
@@ -367,7 +370,7 @@ class PoolMachine(RuleBasedStateMachine):
         stats = self.pool.stats()
         assert (stats.retained_bytes, stats.checkpoints, stats.leases) == (0, 0, 0)
         assert stats.pages_free == stats.pages_total
-        assert not self.pool.retained.roots
+        assert not self.pool.state.catalog.roots
 
 
 def pool_machine(

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ninfer_pool.core.config import PoolConfig
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.policy import POLICIES
 from ninfer_pool.core.prompt import KINDS, Prompt
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.errors import PromptError
 from ninfer_pool.runner import TINY, Chat, Rendered, Tokenizer

@@ -235,15 +235,15 @@ def test_a_hundred_resumes_leave_an_entry_as_it_was(kind: dict[str, str]) -> Non
     runner = runner_of(kind, lanes=2)
     tokens, boundaries = Script(11, 199).ask()
     serve(runner, tokens, boundaries, steps=8)
-    retained = runner.pool.retained
-    entry = next(iter(retained.entries.values()))
-    marks = list(retained.path_marks(entry))
+    state = runner.pool.state
+    entry = next(iter(state.catalog.entries.values()))
+    marks = list(state.catalog.path_checkpoints(entry))
     pages = [
-        [*mark.kv_pages(64).tolist(), *retained.ledger.pages_of_image(mark.image).tolist()]
+        [*mark.kv_pages(64).tolist(), *state.ledger.pages_of_image(mark.image).tolist()]
         for mark in marks
     ]
     before = [runner.slab.pages[ids] for ids in pages]
-    guard = retained.ledger.take(4).tolist()  # as if another lease had them
+    guard = state.ledger.take(4).tolist()  # as if another lease had them
     runner.slab.pages[guard] = 0x5A
     for number in range(100):
         own = [*tokens, 1 + number, 2, 3]

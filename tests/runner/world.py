@@ -54,7 +54,7 @@ def make(
     """A runner of a random model, its pages poisoned and, by a seed, in another order."""
     runner = Runner(model, num_pages=num_pages, **{"kv_dtype": "fp32", "grid": 64, **options})
     if shuffle is not None:
-        ledger = runner.pool.retained.ledger
+        ledger = runner.pool.state.ledger
         np.random.default_rng(shuffle).shuffle(ledger._free)
     poison(runner)
     return runner
@@ -62,7 +62,7 @@ def make(
 
 def poison(runner: Runner) -> None:
     """Fill every page that nothing counts on with bytes that are NaN in every float dtype."""
-    free = runner.pool.retained.ledger.free_pages().tolist()
+    free = runner.pool.state.ledger.free_pages().tolist()
     runner.slab.pages[runner.slab.ids(free)] = 0xFF
 
 

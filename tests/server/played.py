@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.lease import Lease
-from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.server.chat_request import Control, Report

@@ -47,7 +47,7 @@ def retained(server: Server) -> tuple[Any, ...]:
     server.idle()
     pool = server.runner.pool
     shown = server.get("/pool")
-    return pool.entries(), pool.events(), shown["bytes"], shown["pages"], pool.retained.version
+    return pool.entries(), pool.events(), shown["bytes"], shown["pages"], pool.state.catalog.version
 
 
 # -- neither, or one of both --------------------------------------------------------------

@@ -7,9 +7,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ninfer_pool.core.entry import Checkpoint, Entry
+from ninfer_pool.core.entry import Checkpoint, Entry, Node
 from ninfer_pool.core.policy import Policy
-from ninfer_pool.core.radix import Path
 from ninfer_pool.sim.clairvoyant import Mode
 from ninfer_pool.sim.replay import Replay
 from ninfer_pool.sim.setup import RunPlan, Setup
@@ -31,15 +30,15 @@ class Scripted(Policy):
         self.asked: list[int] = []
         self._entries: dict[int, Entry] = {}
 
-    def added(self, entry: Entry, tick: int) -> None:
+    def on_insert(self, entry: Entry, tick: int) -> None:
         """Offer one entry more."""
         self._entries[entry.identity] = entry
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         """Offer it no more."""
         del self._entries[entry.identity]
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         """Yield the entry that the script says, then the others."""
         by_age = sorted(self._entries)
         entries = sorted(map(self._entries.__getitem__, by_age), key=_protected)
@@ -52,33 +51,33 @@ class Scripted(Policy):
     def state(self) -> Hashable:
         """All that the pool's further answers depend on, but for what the trace tells."""
         roots = {id(root): root for root in map(_root, self._entries.values())}
-        paths = [path for root in roots.values() for path in root.subtree()]
-        marks = [_mark(mark) for path in paths for mark in path.marks]
+        paths = [node for root in roots.values() for node in root.subtree()]
+        marks = [_mark(mark) for node in paths for mark in node.checkpoints]
         tips = [(_mark(e.tip), e.prompt_tokens) for e in self._entries.values()]
         return tuple(sorted(marks)), tuple(sorted(tips))
 
 
 def _protected(entry: Entry) -> bool:
     # To offer it first is to offer the next one: the pool passes over it.
-    return entry.tip.guards > 0
+    return entry.tip.refs > 0
 
 
-def _root(entry: Entry) -> Path:
-    path = entry.tip.path
-    assert path is not None
-    while path.parent is not None:
-        path = path.parent
-    return path
+def _root(entry: Entry) -> Node:
+    node = entry.tip.node
+    assert node is not None
+    while node.parent is not None:
+        node = node.parent
+    return node
 
 
 def _mark(mark: Checkpoint) -> tuple[Any, ...]:
-    path, position = mark.path, mark.position
-    assert path is not None
+    node, position = mark.node, mark.position
+    assert node is not None
     # The last token names the sequence: a made-up token occurs at one place of a trace alone.
-    while path.start >= position and path.parent is not None:
-        path = path.parent
-    last = bytes(path.label[4 * (position - path.start - 1) :][:4])
-    return last, position, mark.kind, mark.spare, mark.uses > 0, mark.cuts is not None
+    while node.start >= position and node.parent is not None:
+        node = node.parent
+    last = bytes(node.tokens[4 * (position - node.start - 1) :][:4])
+    return last, position, mark.kind, mark.superseded, mark.uses > 0, mark.cuts is not None
 
 
 def optimum(trace: Trace, setup: Setup, plan: RunPlan) -> int:

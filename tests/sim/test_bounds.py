@@ -114,7 +114,7 @@ def test_several_lanes_are_foreseen_too(mode: Mode) -> None:
 
 def test_with_nothing_retained_there_is_no_victim() -> None:
     policy = Clairvoyant(make("rotation"), mode="plan", entries=2, pages=0, image_pages=72)
-    assert list(policy.order(0)) == []
+    assert list(policy.victims(0)) == []
 
 
 SMALL = [

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from ninfer_pool.core.admission import covers
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
+from ninfer_pool.core.lookup import shared_tokens
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.sim.relations import Relations
 from ninfer_pool.sim.single_lane import LaneResult, single_lane
@@ -54,7 +54,7 @@ def test_relations_tell_what_the_tokens_tell(made: tuple[TraceRequest, ...]) -> 
     for one in made:
         for other in made:
             told = relations.common(one.id, other.id)
-            assert told == covers(prompts[one.id], prompts[other.id])
+            assert told == shared_tokens(prompts[one.id], prompts[other.id])
 
 
 def test_a_stranger_between_two_turns_costs_the_whole_prompt() -> None:

@@ -36,20 +36,20 @@ class Listed(Policy):
     def __init__(self) -> None:
         self.entries: list[Entry] = []
 
-    def added(self, entry: Entry, tick: int) -> None:
+    def on_insert(self, entry: Entry, tick: int) -> None:
         self.entries.append(entry)
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         self.entries.remove(entry)
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         return iter(list(self.entries))
 
 
 class OffersNone(Listed):
     """Says that it has no victim by offering None."""
 
-    def order(self, tick: int) -> Iterator[Any]:
+    def victims(self, tick: int) -> Iterator[Any]:
         yield None
         yield from self.entries
 
@@ -57,14 +57,14 @@ class OffersNone(Listed):
 class OffersTheGone(Listed):
     """Does not forget what was removed."""
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         pass
 
 
 class OffersTwice(Listed):
     """Begins with the best and then goes through all of them."""
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         yield from self.entries[-1:]
         yield from self.entries
 
@@ -72,18 +72,18 @@ class OffersTwice(Listed):
 class HidesTheUsed(Listed):
     """Holds back what was ever used."""
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         return iter([entry for entry in self.entries if not entry.hits])
 
 
 class ForgetsWhatIsPassedOver(Listed):
     """Takes an entry off its list when it offers it, taken or not."""
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         while self.entries:
             yield self.entries.pop(0)
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         if entry in self.entries:
             self.entries.remove(entry)
 
@@ -91,21 +91,21 @@ class ForgetsWhatIsPassedOver(Listed):
 class Guesses(Listed):
     """Offers in random order."""
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         return iter(random.sample(self.entries, len(self.entries)))
 
 
 class ByAddress(Listed):
     """Offers in the order of a set."""
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         return iter(sorted(self.entries, key=lambda entry: hash(id(entry.tip) >> 4) % 7))
 
 
 class LooksAtTheClock(Listed):
     """Notes when an entry came by the wall clock."""
 
-    def added(self, entry: Entry, tick: int) -> None:
+    def on_insert(self, entry: Entry, tick: int) -> None:
         self.entries.append(entry)
         self.entries.sort(key=lambda _: time.monotonic())
 
@@ -113,7 +113,7 @@ class LooksAtTheClock(Listed):
 class Unpins(Listed):
     """Takes the pin off what it wants to go."""
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         for entry in self.entries:
             entry.pinned = None
             yield entry
@@ -122,16 +122,16 @@ class Unpins(Listed):
 class TakesProtectionOff(Listed):
     """Takes the count of pins and leases off what it wants to go."""
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         for entry in list(self.entries):
-            entry.tip.guards = 0
+            entry.tip.refs = 0
             yield entry
 
 
 class NeedsEntries(Listed):
     """Does not expect a stranger before there is an entry."""
 
-    def stranger(self, tick: int) -> None:
+    def on_cold_miss(self, tick: int) -> None:
         assert self.entries[0] is not None
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from ninfer_pool.core import eviction as room
-from ninfer_pool.core import lifecycle
+from ninfer_pool.core import lease as lease_module
 from ninfer_pool.core.entry import Checkpoint
-from ninfer_pool.core.holdings import Holdings
 from ninfer_pool.core.lease import Lease
 from ninfer_pool.core.ledger import PageLedger
 from ninfer_pool.core.prompt import Prompt
+from ninfer_pool.core.state import PoolState
 from ninfer_pool.testing import __main__ as command
 from ninfer_pool.testing import simulation
 from ninfer_pool.testing.simulation import ACTIONS, STEPS_OF_A_REQUEST, SimulationFailed, simulate
@@ -59,31 +59,31 @@ def keep_nothing(self: PageLedger, units: Any) -> None:
     pass
 
 
-def forget_the_claim(self: Holdings, mark: Checkpoint, units: Any) -> None:
-    self.ledger.lease(units)
+def forget_the_claim(self: PoolState, mark: Checkpoint, units: Any) -> None:
+    self.ledger.ref_lease(units)
 
 
-def take_the_first(retained: Any, bill: Any) -> bool:
-    for entry in retained.entries.values():
-        if not entry.tip.guards:
-            room.shorten(retained, entry, bill)
+def take_the_first(state: Any, bill: Any) -> bool:
+    for entry in state.catalog.entries.values():
+        if not entry.tip.refs:
+            room.truncate_entry(state, entry, bill)
             return True
     return False
 
 
-def evict_too_much(retained: Any, pages: int, bill: Any) -> None:
-    room._evict_until(retained, lambda: retained.ledger.free > pages, bill)
+def evict_too_much(state: Any, pages: int, bill: Any) -> None:
+    room._evict_until(state, lambda: state.ledger.free > pages, bill)
 
 
 def inside_nothing(self: Prompt, position: int) -> bool:
     return False
 
 
-def trust_the_lie(pool: Any, lease: Lease, why: str) -> None:
+def trust_the_lie(self: Lease, why: str) -> None:
     pass
 
 
-def always_fits(retained: Any, fresh: Any) -> bool:
+def always_fits(state: Any, fresh: Any) -> bool:
     return True
 
 
@@ -93,13 +93,13 @@ def keep_drafts(self: Lease, position: int) -> None:
 
 FAULTS: list[tuple[Any, str, Any]] = [
     ("ninfer_pool.core.admission", "_copies", share_the_last_page),
-    (PageLedger, "keep", keep_nothing),
-    (Holdings, "borrow", forget_the_claim),
-    (room, "_shorten_next", take_the_first),
-    ("ninfer_pool.core.admission", "free_pages", evict_too_much),
+    (PageLedger, "ref_pin", keep_nothing),
+    (PoolState, "ref_lease", forget_the_claim),
+    (room, "_truncate_next", take_the_first),
+    ("ninfer_pool.core.admission", "evict_for", evict_too_much),
     (Prompt, "inside_media", inside_nothing),
-    (lifecycle, "distrust", trust_the_lie),
-    (lifecycle, "fits_free", always_fits),
+    (Lease, "_distrust", trust_the_lie),
+    (lease_module, "fits_without_eviction", always_fits),
     (Lease, "truncate", keep_drafts),
 ]
 
@@ -150,7 +150,7 @@ def test_the_command_stops_when_the_time_is_up(capsys: pytest.CaptureFixture[str
 def test_the_command_says_how_to_replay_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lifecycle, "distrust", trust_the_lie)
+    monkeypatch.setattr(Lease, "_distrust", trust_the_lie)
     assert command.main(["simulate", "--seeds", str(FOUND_WITHIN)]) == 1
     told = capsys.readouterr()
     replay = told.out.splitlines()[-1]

@@ -57,45 +57,45 @@ def test_every_victim_of_every_policy_is_legal(policy: str, bound: dict[str, int
     assert shop.watch.count > 5
 
 
-def newest_first(retained: Any, bill: Any) -> bool:
-    for entry in reversed(list(retained.ranking.order(retained.tick))):
-        if not entry.tip.guards:
-            room.shorten(retained, entry, bill)
+def newest_first(state: Any, bill: Any) -> bool:
+    for entry in reversed(list(state.catalog.order.victims(state.tick))):
+        if not entry.tip.refs:
+            room.truncate_entry(state, entry, bill)
             return True
     return False
 
 
-def unasked(retained: Any, bill: Any) -> bool:
-    entry = next(e for e in retained.entries.values() if not e.tip.guards)
-    room.shorten(retained, entry, bill)
+def unasked(state: Any, bill: Any) -> bool:
+    entry = next(e for e in state.catalog.entries.values() if not e.tip.refs)
+    room.truncate_entry(state, entry, bill)
     return True
 
 
-def whoever(retained: Any, bill: Any) -> bool:
-    room.shorten(retained, next(retained.ranking.order(retained.tick)), bill)
+def whoever(state: Any, bill: Any) -> bool:
+    room.truncate_entry(state, next(state.catalog.order.victims(state.tick)), bill)
     return True
 
 
-def no_spare(retained: Any, bill: Any) -> bool:
+def no_spare(state: Any, bill: Any) -> bool:
     return False
 
 
-def too_many(retained: Any, pages: int, bill: Any) -> None:
-    room._evict_until(retained, lambda: retained.ledger.free > pages + 4, bill)
+def too_many(state: Any, pages: int, bill: Any) -> None:
+    room._evict_until(state, lambda: state.ledger.free > pages + 4, bill)
 
 
-def one_more(retained: Any, bill: Any, **_: Any) -> None:
-    if len(retained.entries) > 1:
-        room._drop_next(retained, None, bill)
+def one_more(state: Any, bill: Any, **_: Any) -> None:
+    if len(state.catalog.entries) > 1:
+        room._evict_next(state, None, bill)
 
 
 ILLEGAL: list[tuple[str, Callable[..., Any], str]] = [
-    ("eviction._shorten_next", newest_first, "the policy offered first"),
-    ("eviction._shorten_next", unasked, "did not offer last"),
-    ("eviction._shorten_next", whoever, "pinned or leased"),
-    ("eviction._evict_spare", no_spare, "superseded checkpoint stays"),
-    ("admission.free_pages", too_many, "were free"),
-    ("lifecycle.fit_budget", one_more, "while everything fitted"),
+    ("eviction._truncate_next", newest_first, "the policy offered first"),
+    ("eviction._truncate_next", unasked, "did not offer last"),
+    ("eviction._truncate_next", whoever, "pinned or leased"),
+    ("eviction._evict_superseded", no_spare, "superseded checkpoint stays"),
+    ("admission.evict_for", too_many, "were free"),
+    ("lease.enforce_budget", one_more, "while everything fitted"),
 ]
 
 
@@ -121,9 +121,9 @@ class Offers(Lru):
         """What it offers before."""
         return [None]
 
-    def order(self, tick: int) -> Iterator[Any]:
+    def victims(self, tick: int) -> Iterator[Any]:
         yield from self.first()
-        yield from super().order(tick)
+        yield from super().victims(tick)
 
 
 class OffersTwice(Offers):
@@ -157,7 +157,7 @@ def test_a_machine_takes_a_config_or_a_policy(machine: type[PoolMachine]) -> Non
 
 
 def test_the_machine_finds_an_illegal_victim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_shorten_next", newest_first)
+    monkeypatch.setattr(room, "_truncate_next", newest_first)
     few = settings(SHORT, max_examples=200, phases=[Phase.generate])
     with pytest.raises(IllegalVictim):
         run_state_machine_as_test(pool_machine(config=CONFIG), settings=few)

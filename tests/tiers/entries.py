@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer_pool import Namespace
-from ninfer_pool.core import keys
+from ninfer_pool.core import identity
 from ninfer_pool.tiers.disk.files import Files
 from ninfer_pool.tiers.disk.folder import Folder
 from ninfer_pool.tiers.disk.geometry import DiskGeometry
@@ -89,7 +89,7 @@ class Talk:
         digest = self.namespace.digest(grid=space.grid, min_chunk=space.min_chunk)
         return EntryRecord(
             namespace=self.namespace,
-            key=keys.sequence_key(digest, [self.token_bytes(0, end)], attributes),
+            key=identity.sequence_key(digest, [self.token_bytes(0, end)], attributes),
             tokens=end, prompt_tokens=min(end, 3), priority=-1, hits=2, gap=5, used=used,
             created=created, released=False, attributes=attributes, runs=tuple(runs),
             marks=tuple(

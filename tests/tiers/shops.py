@@ -51,7 +51,7 @@ def where(driver: TieredDriver, *numbers: int) -> list[str | None]:
 
 def picture(driver: TieredDriver) -> Any:
     """Everything in the tiers that an answer or a victim could depend on."""
-    tick = driver.pool.retained.tick
+    tick = driver.pool.state.tick
     return [
         (
             shelf.name,
@@ -60,7 +60,7 @@ def picture(driver: TieredDriver) -> Any:
                 for r in shelf.order(tick)
             ],
             [
-                (mark.position, mark.kind, mark.tick, mark.uses, mark.spare)
+                (mark.position, mark.kind, mark.tick, mark.uses, mark.superseded)
                 for record in shelf.records.values()
                 for mark in record.marks
             ],

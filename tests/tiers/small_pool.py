@@ -31,7 +31,7 @@ def disk(driver: TieredDriver) -> Shelf:
 def push_out(driver: TieredDriver, key: str) -> None:
     """Serve strangers until an entry has left the device."""
     number = 50
-    while key in driver.pool.retained.keys:
+    while key in driver.pool.state.catalog.keys:
         driver.serve(tail(number))
         number += 1
 

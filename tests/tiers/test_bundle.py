@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from ninfer_pool.core import keys
+from ninfer_pool.core import identity
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk.bundle import read_bundle, write_bundle
 from ninfer_pool.tiers.disk.bundle_header import METADATA, Bundle, BundleMark, header_for
@@ -36,7 +36,7 @@ def bundle_of(talk: Talk = TALK) -> Bundle:
     attributes = ((3, b"M\x00\xff"), (9, b"T"))
     return Bundle(
         geometry=talk.geometry, namespace=talk.namespace, attributes=attributes,
-        key=keys.sequence_key(digest, [talk.ids.data.cast("B")], attributes),
+        key=identity.sequence_key(digest, [talk.ids.data.cast("B")], attributes),
         tokens=talk.tokens, prompt_tokens=10, priority=-2, created=1.5,
         marks=tuple(
             BundleMark(position=at, kind="turn", cuts=(at,), expires=9.5, tail=at == TAIL)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
 from ninfer_pool import Namespace
-from ninfer_pool.core import keys
+from ninfer_pool.core import identity
 from ninfer_pool.errors import GeometryError, StoreError
 from ninfer_pool.tiers.disk import runs
 from ninfer_pool.tiers.disk.files import Files
@@ -141,7 +141,7 @@ def test_files_are_safetensors_as_the_library_itself_writes_them(tmp_path: Path)
     assert (found["pages"] == talk.pages[1:7]).all()
     assert (found["head"] == SMALL.take(talk.pages[0], 2, 4)).all()
     assert path.read_bytes() == save(found)
-    assert path.name == f"{keys.xxh3_128(path.read_bytes()).hex()}.safetensors"
+    assert path.name == f"{identity.xxh3_128(path.read_bytes()).hex()}.safetensors"
     folder.write_image(talk.image(30))
     (path,) = files_of(tmp_path, "images")
     assert (load_file(path)["image"] == talk.image(30)).all()
@@ -177,7 +177,7 @@ def test_vectors_of_the_format() -> None:
     pages = np.arange(128, dtype=np.uint8).reshape(2, 64)
     tokens = np.arange(5, dtype=np.int32).tobytes()
     raw = b"".join(runs.pack(geometry, pages, begin=0, end=5, tokens=tokens))
-    assert keys.xxh3_128(raw).hex() == RUN
+    assert identity.xxh3_128(raw).hex() == RUN
 
 
 FINGERPRINT = "b93fa2bfc702d2551bcacc2c66a5f4dc"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ninfer_pool.core import keys
+from ninfer_pool.core import identity
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk import manifest
 from ninfer_pool.tiers.disk.geometry import decode_geometry
@@ -113,14 +113,14 @@ def test_a_manifest_that_is_the_same_in_another_form_is_not_ours(entry: Path) ->
     fields = json.loads(entry.read_bytes())
     del fields["checksum"]
     rest = json.dumps(fields).encode()[1:]
-    raw = b'{"checksum":"' + keys.xxh3_128(rest).hex().encode() + b'",' + rest
+    raw = b'{"checksum":"' + identity.xxh3_128(rest).hex().encode() + b'",' + rest
     entry.unlink()
     entry.with_name(f"{manifest.identity(raw)}.json").write_bytes(raw)
     assert reopened(entry.parents[2]) == ([], 1)
 
 
 def sealed(rest: bytes) -> bytes:
-    return b'{"checksum":"' + keys.xxh3_128(rest).hex().encode() + b'",' + rest
+    return b'{"checksum":"' + identity.xxh3_128(rest).hex().encode() + b'",' + rest
 
 
 LARGE = 15 * MIB

@@ -12,7 +12,8 @@ pytest.importorskip("safetensors")
 
 import numpy as np  # noqa: E402
 
-from ninfer_pool.core.eviction import Bill, free_pages  # noqa: E402
+from ninfer_pool.core.eviction import evict_for  # noqa: E402
+from ninfer_pool.core.results import EvictionCost  # noqa: E402
 from ninfer_pool.runner import TINY  # noqa: E402
 from ninfer_pool.runner.model import Model  # noqa: E402
 from ninfer_pool.runner.runner import Runner  # noqa: E402
@@ -78,13 +79,13 @@ class World:
             self.runner = self.open(shuffle=2)
             return
         pool = runner.pool
-        with pool.lock:
-            free_pages(pool.retained, pool.config.num_pages, Bill())
-        assert not pool.retained.entries, "something stayed on the device"
+        with pool.state.lock:
+            evict_for(pool.state, pool.config.num_pages, EvictionCost())
+        assert not pool.state.catalog.entries, "something stayed on the device"
         if self.way == ("host", "disk"):
             host, disk = runner.tiers.shelves
-            with pool.lock:
-                assert host.make_room(host.medium.budget, tick=pool.retained.tick)
+            with pool.state.lock:
+                assert host.make_room(host.medium.budget, tick=pool.state.tick)
             assert not host.records
             assert disk.records
         poison(runner)
@@ -183,11 +184,11 @@ def test_pages_below_are_those_of_the_device_byte_for_byte(kind: str, tmp_path: 
     tokens = prompt_of(150)
     bounds: Boundaries = [(63, "system"), (129, "history"), (150, "turn")]
     serve(runner, tokens, bounds, steps=9)
-    entry = next(iter(runner.pool.retained.entries.values()))
+    entry = next(iter(runner.pool.state.catalog.entries.values()))
     rows: dict[int, Any] = {}
     images: dict[int, Any] = {}
-    ledger, slab, size = runner.pool.retained.ledger, runner.slab.pages.numpy(), 64
-    for mark in runner.pool.retained.path_marks(entry):
+    ledger, slab, size = runner.pool.state.ledger, runner.slab.pages.numpy(), 64
+    for mark in runner.pool.state.catalog.path_checkpoints(entry):
         rows[mark.position] = slab[mark.kv_pages(size)].copy()
         images[mark.position] = slab[ledger.pages_of_image(mark.image)].copy()
     world.runner.tiers.flush()

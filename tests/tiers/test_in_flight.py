@@ -78,7 +78,7 @@ def test_what_leaves_host_memory_while_it_is_written_is_written_once(tmp_path: P
     step_until_stopped(driver, files)
     [draft] = driver.tiers.down.every()
     host, disk = driver.tiers.shelves
-    host.make_room(host.medium.budget, tick=driver.pool.retained.tick)
+    host.make_room(host.medium.budget, tick=driver.pool.state.tick)
     assert draft.key not in host.keys
     files.gate.set()
     assert driver.tiers.down.worker.wait(30)
@@ -102,7 +102,7 @@ def test_a_request_waits_for_a_store_if_that_is_quicker_than_prefilling_again(
     [disk] = driver.tiers.shelves
     serve(driver, *range(5))
     step_until_stopped(driver, files)
-    entry = driver.pool.retained.ranking.order(driver.pool.retained.tick)
+    entry = driver.pool.state.catalog.order.victims(driver.pool.state.tick)
     key = next(iter(entry)).key
     disk.traffic.write_rate = (driver.pool.find(key)[0].bytes + SMALL_BYTES) / write
     serve(driver, *range(5, 7))

@@ -249,7 +249,7 @@ class World:
         driver = self.driver
         if self.random.random() < 0.5:
             driver.tiers.down.worker.wait()
-        with driver.pool.lock:
+        with driver.pool.state.lock:
             driver.pool.check()
             audit_tiers(driver)
             for tier in driver.pool.stats().tiers:

@@ -41,8 +41,8 @@ def test_what_is_cut_short_on_the_device_does_not_take_the_place_of_all_of_it(
     driver = shop(host=8, disk=tmp_path / "store", policy="lru")
     for number in range(10):
         serve(driver, number)
-        for entry in driver.pool.retained.entries.values():
-            compose(driver.pool.retained, [entry.tip])
+        for entry in driver.pool.state.catalog.entries.values():
+            compose(driver.pool.state, [entry.tip])
     assert drained(driver) < 50
     assert where(driver, 0, 1) == ["disk", "disk"]
     disk = driver.pool.stats().tiers[1]

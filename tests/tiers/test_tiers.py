@@ -343,7 +343,7 @@ def test_g9_an_entry_that_a_tier_is_too_small_for_is_left_out() -> None:
 def test_g10_with_a_constant_for_a_hash_every_answer_is_right(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ninfer_pool.core.keys.xxh3_128", lambda *parts: bytes(16))
+    monkeypatch.setattr("ninfer_pool.core.identity.xxh3_128", lambda *parts: bytes(16))
     driver = one_tier(kind, tmp_path)
     for number in (0, 1, 2, 3, 4, 5, 0, 1, 6, 7, 2):
         driver.serve(told(number), boundaries=[(20, "turn")])

@@ -129,7 +129,11 @@ def test_a_thousand_turns_grow_nothing(tmp_path: Path) -> None:
         if turn % 40 == 0:
             driver.tiers.flush()
         if turn % 200 == 199:
-            book = (driver.tiers.shelves, driver.tiers.down._drafts, driver.pool.retained.roots)
+            book = (
+                driver.tiers.shelves,
+                driver.tiers.down._drafts,
+                driver.pool.state.catalog.roots,
+            )
             sizes.append(size_of(book))
             for tier in driver.pool.stats().tiers:
                 assert tier.bytes <= tier.budget_bytes

@@ -81,7 +81,7 @@ def test_a_conversation_cut_short_above_is_deleted_whole_by_its_key_below(tmp_pa
     key = driver.serve(talk(0), answer=ANSWER, boundaries=boundaries).key
     assert key is not None
     serve(driver, 1, 2, 3)
-    assert key not in driver.pool.retained.keys
+    assert key not in driver.pool.state.catalog.keys
     assert [entry.tokens for entry in driver.pool.entries() if entry.tier == "device"][:1] == [20]
     assert driver.pool.evict(key)
     assert driver.pool.explain(driver.prompt(told(0))).resumable == 0
@@ -190,7 +190,7 @@ def test_what_is_deleted_before_its_thread_begins_does_not_come_back(tmp_path: P
     """The worker has been told, and has not done anything yet."""
     driver = shop(disk=tmp_path / "disk", background=True)
     keys = serve(driver, *range(4))
-    with driver.pool.lock:
+    with driver.pool.state.lock:
         assert driver.tiers.step()
         driver.pool.evict(keys[0])
     assert driver.tiers.down.worker.wait(30)

@@ -102,7 +102,7 @@ def test_what_is_on_its_way_to_disk_is_told_and_can_be_deleted(tmp_path: Path) -
     step_until_stopped(driver, files)
     driver.serve(range(30_000, 30_030))
     driver.serve(range(40_000, 40_030))
-    assert keys[0] not in driver.pool.retained.keys
+    assert keys[0] not in driver.pool.state.catalog.keys
     [told_of] = driver.pool.find(keys[0])
     assert (told_of.tier, told_of.tokens, told_of.key) == ("disk", 22, keys[0])
     assert keys[0] in [entry.key for entry in driver.pool.entries()]

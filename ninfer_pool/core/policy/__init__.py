@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ninfer_pool.core.policy.base import Policy, Ranked
 from ninfer_pool.core.policy.classical import Fifo, Gdsf, Lru
-from ninfer_pool.core.policy.default import Comeback, Default
+from ninfer_pool.core.policy.default import Default, ReuseInterval
 from ninfer_pool.core.policy.marconi import Marconi
 from ninfer_pool.core.policy.s3fifo import S3Fifo
 
@@ -17,7 +17,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "gdsf": Gdsf,
     "marconi": Marconi,
     "s3fifo": S3Fifo,
-    "return": Comeback,
+    "return": ReuseInterval,
 }
 """Every policy by name; each value makes a new instance."""
 

@@ -11,9 +11,9 @@ from ninfer_pool.core.entry import Entry
 
 
 class Policy:
-    """In what order may entries go? Subclass it and define `order`; the rest are notices.
+    """In what order may entries go? Subclass it and define `victims`; the rest are notices.
 
-    The pool asks `order` whenever it needs room, takes the first entry that nothing protects,
+    The pool asks `victims` whenever it needs room, takes the first entry that nothing protects,
     shortens it to its next earlier checkpoint or, where none is left, drops it, and asks again.
     A policy decides nothing else: pins, leases, superseded checkpoints, priorities and the
     entry just committed are the pool's business. It may keep numbers of its own; it must be
@@ -23,37 +23,37 @@ class Policy:
     >>> class Smallest(Policy):
     ...     def __init__(self):
     ...         self.entries = []
-    ...     def added(self, entry, tick):
+    ...     def on_insert(self, entry, tick):
     ...         self.entries.append(entry)
-    ...     def removed(self, entry):
+    ...     def on_remove(self, entry):
     ...         self.entries.remove(entry)
-    ...     def order(self, tick):
+    ...     def victims(self, tick):
     ...         return iter(sorted(self.entries, key=lambda entry: entry.tokens))
     """
 
-    def added(self, entry: Entry, tick: int) -> None:
+    def on_insert(self, entry: Entry, tick: int) -> None:
         """An entry came under this policy."""
 
-    def used(self, entry: Entry, tick: int) -> None:
+    def on_hit(self, entry: Entry, tick: int) -> None:
         """A commit consumed the entry's tip, or made the entry grow."""
 
-    def shortened(self, entry: Entry, tick: int) -> None:
+    def on_truncate(self, entry: Entry, tick: int) -> None:
         """The entry lost its tip and ends at an earlier checkpoint now."""
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         """The entry is gone, or no prefix of its own any more."""
 
-    def returned(self, age: int, gap: int, tick: int) -> None:
+    def on_ghost_hit(self, age: int, gap: int, tick: int) -> None:
         """A request would have hit what was evicted ``age`` and last used ``gap`` commits ago."""
 
-    def stranger(self, tick: int) -> None:
+    def on_cold_miss(self, tick: int) -> None:
         """A request shared nothing with anything retained or remembered."""
 
-    def thin(self, tick: int) -> Iterator[Entry]:
-        """Yield entries that had better lose their tip before `order` is asked for bytes."""
+    def truncation_candidates(self, tick: int) -> Iterator[Entry]:
+        """Yield entries that had better lose their tip before `victims` is asked for bytes."""
         return iter(())
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         """Yield entries, the first victim first. The pool seldom takes more than a few."""
         raise NotImplementedError
 
@@ -73,25 +73,25 @@ class Ranked(Policy):
         """Return what to sort by; ties are broken by age."""
         raise NotImplementedError
 
-    def added(self, entry: Entry, tick: int) -> None:
+    def on_insert(self, entry: Entry, tick: int) -> None:
         """Rank a new entry."""
         self._place(entry, self.rank(entry, tick))
 
-    def used(self, entry: Entry, tick: int) -> None:
+    def on_hit(self, entry: Entry, tick: int) -> None:
         """Rank an entry anew."""
         self._lift(entry)
         self._place(entry, self.rank(entry, tick))
 
-    def shortened(self, entry: Entry, tick: int) -> None:
+    def on_truncate(self, entry: Entry, tick: int) -> None:
         """Rank an entry anew."""
-        self.used(entry, tick)
+        self.on_hit(entry, tick)
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         """Forget an entry."""
         self._lift(entry)
         del self._ranks[entry.identity], self._entries[entry.identity]
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         """Yield entries by rank."""
         for item in self._sorted:
             yield self._entries[item[-1]]

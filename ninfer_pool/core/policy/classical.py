@@ -37,12 +37,12 @@ class Gdsf(Ranked):
         """By L + frequency x tokens saved / bytes freed."""
         return (self.inflation + (1 + entry.hits) * entry.saved / max(1, entry.bytes),)
 
-    def shortened(self, entry: Entry, tick: int) -> None:
+    def on_truncate(self, entry: Entry, tick: int) -> None:
         """A victim's rank becomes the new L before it is ranked anew."""
         self.inflation = max(self.inflation, self._ranks[entry.identity][0])
-        super().shortened(entry, tick)
+        super().on_truncate(entry, tick)
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         """The rank of what is evicted becomes the new L."""
         self.inflation = max(self.inflation, self._ranks[entry.identity][0])
-        super().removed(entry)
+        super().on_remove(entry)

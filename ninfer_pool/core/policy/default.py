@@ -27,7 +27,7 @@ REGRET_WEIGHT = 0.25
 """Weight of the newest gap in the mean over what came back after its eviction."""
 
 
-class Comeback(Policy):
+class ReuseInterval(Policy):
     """By the chance of coming back soon x tokens saved / bytes; the lowest goes first.
 
     An entry's chance is one over its own mean gap between uses, in commits; until its second use
@@ -56,12 +56,12 @@ class Comeback(Policy):
         self._common = 0.0
         self._regret = 0.0
 
-    def added(self, entry: Entry, tick: int) -> None:
+    def on_insert(self, entry: Entry, tick: int) -> None:
         """Await a new entry."""
         self._entries[entry.identity] = entry
         self._await(entry)
 
-    def used(self, entry: Entry, tick: int) -> None:
+    def on_hit(self, entry: Entry, tick: int) -> None:
         """Learn the gap, then await the entry anew."""
         self._leave(entry)
         gap = float(max(1, entry.gap))
@@ -70,28 +70,28 @@ class Comeback(Policy):
         self._learn(gap)
         self._await(entry)
 
-    def shortened(self, entry: Entry, tick: int) -> None:
+    def on_truncate(self, entry: Entry, tick: int) -> None:
         """Rank what is left of the entry."""
         self._leave(entry)
         self._await(entry)
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         """Forget an entry."""
         self._leave(entry)
         del self._entries[entry.identity]
         self._gaps.pop(entry.identity, None)
 
-    def returned(self, age: int, gap: int, tick: int) -> None:
+    def on_ghost_hit(self, age: int, gap: int, tick: int) -> None:
         """Learn how long what was evicted too early would have had to wait."""
         self._learn(float(gap))
         self._regret = self._regret + REGRET_WEIGHT * (gap - self._regret) if self._regret else gap
 
-    def thin(self, tick: int) -> Iterator[Entry]:
+    def truncation_candidates(self, tick: int) -> Iterator[Entry]:
         """Yield entries whose tip spares far less a byte than the whole entry does."""
         for _, identity in self._cheap:
             yield self._entries[identity]
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         """Yield what is over, then what is awaited, the least worth first."""
         self._give_up(tick)
         expected = self._expected()
@@ -159,11 +159,11 @@ class Comeback(Policy):
 FORGET = 0.8
 """What is left of the evidence after each commit that brings new evidence."""
 ENTER, LEAVE = 0.35, 0.15
-"""Shares of regret at which `Default` begins and stops to choose by `Comeback`."""
+"""Shares of regret at which `Default` begins and stops to choose by `ReuseInterval`."""
 LEAST_EVIDENCE = 0.1
 
 
-class Default(Comeback):
+class Default(ReuseInterval):
     """Least recently used while that works; by chance of return once it is seen not to.
 
     Evidence that it does not: requests for what was evicted, beside requests for what was kept,
@@ -181,31 +181,31 @@ class Default(Comeback):
         self._pressed = False
         self._counted = -1
 
-    def used(self, entry: Entry, tick: int) -> None:
+    def on_hit(self, entry: Entry, tick: int) -> None:
         """A hit is evidence that what is kept is what is asked for; once a commit."""
         if self._counted != tick:
             self._counted = tick
             self._weigh(regret=0.0, hit=1.0)
-        super().used(entry, tick)
+        super().on_hit(entry, tick)
         self._note(entry)
 
-    def returned(self, age: int, gap: int, tick: int) -> None:
+    def on_ghost_hit(self, age: int, gap: int, tick: int) -> None:
         """A regret."""
-        super().returned(age, gap, tick)
+        super().on_ghost_hit(age, gap, tick)
         self._weigh(regret=1.0, hit=0.0)
 
-    def stranger(self, tick: int) -> None:
+    def on_cold_miss(self, tick: int) -> None:
         """Neither: what was learnt is worth less."""
         self._weigh(regret=0.0, hit=0.0)
 
-    def thin(self, tick: int) -> Iterator[Entry]:
+    def truncation_candidates(self, tick: int) -> Iterator[Entry]:
         """Only under pressure: while recency works, the least recent entry is of least use."""
-        return super().thin(tick) if self._pressed else iter(())
+        return super().truncation_candidates(tick) if self._pressed else iter(())
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         """Yield by chance of return under pressure, else the least recently used first."""
         if self._pressed:
-            yield from super().order(tick)
+            yield from super().victims(tick)
             return
         for _, identity in self._recent:
             yield self._entries[identity]
@@ -217,19 +217,19 @@ class Default(Comeback):
         share = self._regrets / evidence if evidence >= LEAST_EVIDENCE else 0.0
         self._pressed = share >= (LEAVE if self._pressed else ENTER)
 
-    def added(self, entry: Entry, tick: int) -> None:
+    def on_insert(self, entry: Entry, tick: int) -> None:
         """Note the use, too."""
-        super().added(entry, tick)
+        super().on_insert(entry, tick)
         self._note(entry)
 
-    def shortened(self, entry: Entry, tick: int) -> None:
+    def on_truncate(self, entry: Entry, tick: int) -> None:
         """Its tip's own last use counts."""
-        super().shortened(entry, tick)
+        super().on_truncate(entry, tick)
         self._note(entry)
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         """Forget an entry."""
-        super().removed(entry)
+        super().on_remove(entry)
         self._recent.remove((self._ticks.pop(entry.identity), entry.identity))
 
     def _note(self, entry: Entry) -> None:

@@ -33,7 +33,7 @@ class Marconi(Policy):
     Raises:
         ConfigError: alpha below 0 or not finite; attention_tokens below 1.
 
-    A notice takes O(1); `order` O(entries), then O(log entries) for each one taken from it.
+    A notice takes O(1); `victims` O(entries), then O(log entries) for each one taken from it.
     """
 
     def __init__(self, *, alpha: float = 0.03, attention_tokens: int = 137_000) -> None:
@@ -45,15 +45,15 @@ class Marconi(Policy):
         self.attention_tokens = attention_tokens
         self._entries: dict[int, Entry] = {}
 
-    def added(self, entry: Entry, tick: int) -> None:
+    def on_insert(self, entry: Entry, tick: int) -> None:
         """Know a new entry."""
         self._entries[entry.identity] = entry
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         """Forget an entry."""
         del self._entries[entry.identity]
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         """Yield entries by utility; ties are broken by age."""
         entries = list(self._entries.values())
         recency = _scaled([1 / (tick - entry.tip.tick + 1) for entry in entries])

@@ -61,7 +61,7 @@ class S3Fifo(Policy):
       needed: a policy is not told the budget, but room is only needed when it is used up. An
       entry just committed counts already.
     * A conversation comes back longer than it went, so a ghost is no key: it is the commit at
-      which something left the small queue, and `returned` tells which commit to look for. There
+      which something left the small queue, and `on_ghost_hit` tells which commit to look for. There
       are at most nine ghosts for ten entries.
     * What the pool declines because it is protected is in use: it is reinserted. An entry that
       was only shortened keeps its place.
@@ -79,13 +79,13 @@ class S3Fifo(Policy):
         self._offered: tuple[int, int] | None = None
         """(identity, tick) of the small queue's entry that the pool is looking at."""
 
-    def added(self, entry: Entry, tick: int) -> None:
+    def on_insert(self, entry: Entry, tick: int) -> None:
         """Enter the small queue, or the main one where a ghost came back."""
         queue = self._main if self._back else self._small
         queue.push(_Item(entry=entry, bytes=entry.bytes, tick=tick))
         self._back = False
 
-    def used(self, entry: Entry, tick: int) -> None:
+    def on_hit(self, entry: Entry, tick: int) -> None:
         """Count a use; the place in the queue stays."""
         self._back = False  # what came back grows an entry, or nothing was added for it
         item = self._resized(entry)
@@ -93,30 +93,30 @@ class S3Fifo(Policy):
             item.uses = min(item.uses + 1, MOST_USES)
             item.tick = tick
 
-    def shortened(self, entry: Entry, tick: int) -> None:
+    def on_truncate(self, entry: Entry, tick: int) -> None:
         """Note the new size; the place in the queue stays."""
         self._resized(entry)
         self._offered = None
 
-    def removed(self, entry: Entry) -> None:
+    def on_remove(self, entry: Entry) -> None:
         """Leave the queue; leave a ghost if it was the small queue's victim."""
         if self._offered is not None and self._offered[0] == entry.identity:
             self._remember(self._offered[1])
         self._offered = None
         self._queue_of(entry).pop(entry.identity)
 
-    def returned(self, age: int, gap: int, tick: int) -> None:
+    def on_ghost_hit(self, age: int, gap: int, tick: int) -> None:
         """Look for the ghost of what is coming back."""
         gone = tick - age
         self._back = gone in self._ghosts
         if self._back:
             self._ghosts.remove(gone)
 
-    def stranger(self, tick: int) -> None:
+    def on_cold_miss(self, tick: int) -> None:
         """Nothing is coming back."""
         self._back = False
 
-    def order(self, tick: int) -> Iterator[Entry]:
+    def victims(self, tick: int) -> Iterator[Entry]:
         """Yield victims; promotions and second chances happen on the way, each counted once."""
         declined: set[int] = set()
         yield from self._offer_small(tick, declined)

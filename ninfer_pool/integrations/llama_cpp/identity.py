@@ -9,7 +9,7 @@ from pathlib import Path
 
 import llama_cpp
 
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.errors import ConfigError
 
 ROPE = (

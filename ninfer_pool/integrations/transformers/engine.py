@@ -13,8 +13,8 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.ledger import Pages
-from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.core.operations import CopyPage, LoadImage, Operation, ResetLane, SaveImage
 from ninfer_pool.errors import ConfigError
 from ninfer_pool.integrations.transformers.layout import (

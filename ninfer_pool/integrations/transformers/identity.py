@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.errors import ConfigError
 
 _MEMO = "_ninfer_pool_weights"

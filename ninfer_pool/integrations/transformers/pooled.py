@@ -11,8 +11,8 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from ninfer_pool.core.config import PoolConfig
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.core.lease import Lease
-from ninfer_pool.core.namespace import Namespace
 from ninfer_pool.core.planner import Chunk
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ninfer_pool.core.config import PoolConfig
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.errors import ConfigError
 from ninfer_pool.integrations.transformers.engine import (
     Logits,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk import manifest
 from ninfer_pool.tiers.disk.bundle_header import (

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ninfer_pool.core import keys
-from ninfer_pool.core.keys import Attribute
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core import identity
+from ninfer_pool.core.identity import Attribute, Namespace
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk import manifest
 from ninfer_pool.tiers.disk.geometry import SHARED, VERSION, DiskGeometry, VersionError, geometry_of
@@ -74,7 +73,7 @@ def check_tokens(bundle: Bundle, tokens: bytes) -> None:
     """Say no to token ids that are not those that the key names."""
     space = bundle.geometry
     digest = bundle.namespace.digest(grid=space.grid, min_chunk=space.min_chunk)
-    key = keys.sequence_key(digest, [tokens], bundle.attributes)
+    key = identity.sequence_key(digest, [tokens], bundle.attributes)
     if len(tokens) != 4 * bundle.tokens or key != bundle.key:
         raise StoreError(f"key: {bundle.key}; the tokens and attributes have {key}")
 

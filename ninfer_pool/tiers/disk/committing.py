@@ -53,7 +53,7 @@ class Committing:
         """
         section, files = self._section, self._section.root.files
         folder, file = section.folders["entries"], f"{name}.json"
-        draft, where = TEMPORARY + secrets.token_hex(8), section.where / "entries" / file
+        draft, where = TEMPORARY + secrets.token_hex(8), section.anchor / "entries" / file
         with self._lock:
             self._grow(len(raw))
         try:

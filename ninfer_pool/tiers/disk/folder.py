@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition, Lock
 
-from ninfer_pool.core import keys
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core import identity
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk import manifest, runs
 from ninfer_pool.tiers.disk.committing import Committing
@@ -132,7 +132,7 @@ class Folder:
         file, checksum = self._write("runs", views, size)
         return RunBlob(
             file=file, checksum=checksum, bytes=size, begin=begin, end=end,
-            tokens_checksum=keys.xxh3_128(tokens).hex(),
+            tokens_checksum=identity.xxh3_128(tokens).hex(),
         )  # fmt: skip
 
     def write_image(self, data: Pages) -> Blob:
@@ -149,7 +149,7 @@ class Folder:
     def _write(self, folder: str, views: Iterable[memoryview], size: int) -> tuple[str, str]:
         """Write a payload file and return its (name, checksum)."""
         files, draft = self._root.files, TEMPORARY + secrets.token_hex(8)
-        with self._using() as section, telling(section.where / folder):
+        with self._using() as section, telling(section.anchor / folder):
             where = section.folders[folder]
             self._grow(size)
             try:
@@ -303,7 +303,7 @@ class Folder:
         Raises:
             StoreError: the disk fails.
         """
-        with self._using() as section, telling(section.where):
+        with self._using() as section, telling(section.anchor):
             self._syncing.settle()
             self._syncing.sync([_file(blob) for blob in written])
 

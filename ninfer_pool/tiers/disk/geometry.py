@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_pool.core import keys
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace, encode_number, encode_text, is_text, xxh3_128
 from ninfer_pool.errors import GeometryError, NamespaceError, StoreError
 
 VERSION = 1
@@ -62,7 +61,7 @@ class DiskGeometry:
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= MAX_BYTES:
                 raise GeometryError(f"{name}: {value!r}; needs an int of {least} to {MAX_BYTES}")
-        if not keys.is_text(self.layout) or len(self.layout) > MAX_TEXT:
+        if not is_text(self.layout) or len(self.layout) > MAX_TEXT:
             raise GeometryError(f"layout: needs valid Unicode of at most {MAX_TEXT} characters")
         if self.rows is not None:
             _check_rows(self.rows, self.page_bytes, self.page_tokens)
@@ -111,16 +110,16 @@ class DiskGeometry:
 
         A namespace's salt and adapter are left out: each entry has its own. xxh3-128 of
         ``b"NPst"``, the format's version, the five sizes, the layout, the number of regions
-        (-1 for None) and their numbers, then the namespace's fields; see `keys`.
+        (-1 for None) and their numbers, then the namespace's fields; see `ninfer_pool.core.identity`.
         """
         numbers = [-1] if self.rows is None else [len(self.rows), *sum(self.rows, ())]
-        parts = [b"NPst", keys.number(VERSION)]
-        parts += [keys.number(getattr(self, name)) for name in _LEAST]
-        parts += [keys.text(self.layout), *map(keys.number, numbers)]
+        parts = [b"NPst", encode_number(VERSION)]
+        parts += [encode_number(getattr(self, name)) for name in _LEAST]
+        parts += [encode_text(self.layout), *map(encode_number, numbers)]
         for name in SHARED:
             value = getattr(namespace, name)
-            parts.append(keys.number(value) if isinstance(value, int) else keys.text(value))
-        return keys.xxh3_128(*parts).hex()
+            parts.append(encode_number(value) if isinstance(value, int) else encode_text(value))
+        return xxh3_128(*parts).hex()
 
 
 class VersionError(StoreError):

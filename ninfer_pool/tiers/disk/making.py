@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.tiers.disk.files import telling
 from ninfer_pool.tiers.disk.geometry import DiskGeometry, encode_geometry
 from ninfer_pool.tiers.disk.section import FOLDERS, GEOMETRY, Section
@@ -18,7 +18,7 @@ def open_for_writing(section: Section, geometry: DiskGeometry, namespace: Namesp
     _make_folders(section)
     section.open_folders()
     for name, folder in section.folders.items():
-        with telling(section.where / name):
+        with telling(section.anchor / name):
             section.root.files.tighten(folder)
     _write_geometry(section)
     section.scan()
@@ -27,7 +27,7 @@ def open_for_writing(section: Section, geometry: DiskGeometry, namespace: Namesp
 
 def _make_folders(section: Section) -> None:
     root = section.root
-    with telling(section.where):
+    with telling(section.anchor):
         root.files.make_subfolder(root.folder, section.fingerprint)
         own = root.files.open_subfolder(root.folder, section.fingerprint)
         try:
@@ -41,9 +41,9 @@ def _make_folders(section: Section) -> None:
 
 def _write_geometry(section: Section) -> None:
     root, own = section.root, section.folders[""]
-    where = section.where / GEOMETRY
+    where = section.anchor / GEOMETRY
     raw = encode_geometry(section.geometry, section.namespace)
-    with telling(section.where):
+    with telling(section.anchor):
         names = root.files.listing(own)
     root.clean(own, names)
     if names.get(GEOMETRY) == len(raw) and root.read(own, where, len(raw)) == raw:

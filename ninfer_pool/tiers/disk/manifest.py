@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ninfer_pool.core import keys
-from ninfer_pool.core.keys import Attribute
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core.identity import Attribute, Namespace, xxh3_128
 from ninfer_pool.core.prompt import KINDS
 from ninfer_pool.errors import GeometryError, NamespaceError, StoreError
 from ninfer_pool.tiers.disk.geometry import VERSION, DiskGeometry
@@ -121,7 +119,7 @@ def seal(fields: dict[str, Any]) -> bytes:
     """
     text = json.dumps(fields, separators=(",", ":"), sort_keys=True, allow_nan=False)
     rest = text.encode("ascii")[1:]
-    raw = _HEAD + keys.xxh3_128(rest).hex().encode("ascii") + b'",' + rest
+    raw = _HEAD + xxh3_128(rest).hex().encode("ascii") + b'",' + rest
     _check_size(raw)
     return raw
 
@@ -134,7 +132,7 @@ def unseal(raw: bytes) -> dict[str, Any]:
     """
     _check_size(raw)
     rest = raw[len(_HEAD) + 34 :]
-    if not (raw.startswith(_HEAD) and identity(raw) == keys.xxh3_128(rest).hex()):
+    if not (raw.startswith(_HEAD) and identity(raw) == xxh3_128(rest).hex()):
         raise StoreError("checksum: not that of the manifest")
     try:
         fields: dict[str, Any] = json.loads(b"{" + rest)

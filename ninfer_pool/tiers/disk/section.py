@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import TypeAlias
 
-from ninfer_pool.core import keys
-from ninfer_pool.core.namespace import Namespace
+from ninfer_pool.core import identity
+from ninfer_pool.core.identity import Namespace
 from ninfer_pool.errors import StoreError
 from ninfer_pool.tiers.disk import manifest, runs
 from ninfer_pool.tiers.disk.files import locating, telling
@@ -41,7 +41,7 @@ class Section:
     def __init__(self, root: Root, fingerprint: str) -> None:
         self.root = root
         self.fingerprint = fingerprint
-        self.where = root.path / fingerprint
+        self.anchor = root.path / fingerprint
         self.folders: dict[str, int] = {}
         self.sizes: dict[File, int] = {}
         self.strays: list[File] = []
@@ -60,7 +60,7 @@ class Section:
         section = cls(root, fingerprint)
         try:
             section.open_folders()
-            raw = root.read(section.folders[""], section.where / GEOMETRY, MAX_GEOMETRY_BYTES)
+            raw = root.read(section.folders[""], section.anchor / GEOMETRY, MAX_GEOMETRY_BYTES)
             section.set_geometry(*decode_geometry(raw, fingerprint))
             section.scan()
         except BaseException:
@@ -83,10 +83,10 @@ class Section:
             StoreError: one is missing or no folder.
         """
         files = self.root.files
-        with telling(self.where):
+        with telling(self.anchor):
             self.folders[""] = files.open_subfolder(self.root.folder, self.fingerprint)
         for name in FOLDERS:
-            with telling(self.where / name):
+            with telling(self.anchor / name):
                 self.folders[name] = files.open_subfolder(self.folders[""], name)
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Section:
     def scan(self) -> None:
         """Read which files there are, with their sizes."""
         for folder in FOLDERS:
-            with telling(self.where / folder):
+            with telling(self.anchor / folder):
                 found = self.root.files.listing(self.folders[folder])
             for name, size in found.items():
                 if size is None:
@@ -131,10 +131,10 @@ class Section:
         except StoreError as error:
             if passes(error):
                 raise
-            self.damaged[name] = str(error).removeprefix(f"{self.where / 'entries' / name}: ")
+            self.damaged[name] = str(error).removeprefix(f"{self.anchor / 'entries' / name}: ")
 
     def _read_manifest(self, name: str) -> EntryRecord:
-        where = self.where / "entries" / name
+        where = self.anchor / "entries" / name
         raw = self.root.read(self.folders["entries"], where, manifest.MAX_MANIFEST_BYTES)
         if name != f"{manifest.identity(raw)}.json":
             raise StoreError(f"name: {name!r:.100}; not that of its contents")
@@ -152,7 +152,7 @@ class Section:
         Raises:
             StoreError: missing, of another size, or whatever goes wrong while it is read.
         """
-        files, where = self.root.files, f"{self.where}/{folder}/{blob.file}"
+        files, where = self.root.files, f"{self.anchor}/{folder}/{blob.file}"
         with locating(where), telling(where):
             file = files.open(self.folders[folder], blob.file)
             try:
@@ -170,7 +170,7 @@ class Section:
         """Say no to a record whose token ids are not those that its key names."""
         space = self.geometry
         digest = record.namespace.digest(grid=space.grid, min_chunk=space.min_chunk)
-        key = keys.sequence_key(digest, [self.tokens(record)], record.attributes)
+        key = identity.sequence_key(digest, [self.tokens(record)], record.attributes)
         if key != record.key:
             raise StoreError(f"key: {record.key}; its tokens and attributes have {key}")
 
@@ -197,7 +197,7 @@ class Section:
         """
         with self.reading("runs", blob) as reader:
             found = runs.read_tokens(reader, self.geometry, begin=blob.begin, end=blob.end)
-        if keys.xxh3_128(found).hex() != blob.tokens_checksum:
+        if identity.xxh3_128(found).hex() != blob.tokens_checksum:
             raise StoreError(f"{blob.file}: its tokens are damaged")
         return bytes(found)
 
@@ -225,7 +225,7 @@ class Section:
         """
         file = ("entries", f"{name}.json")
         record = self.records[name]
-        with telling(self.where / "entries" / file[1]):
+        with telling(self.anchor / "entries" / file[1]):
             self.root.files.unlink(self.folders["entries"], file[1])
         del self.records[name]
         freed = self.sizes.pop(file, 0)

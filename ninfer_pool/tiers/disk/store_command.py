@@ -284,7 +284,7 @@ def _verify_files(
         try:
             section.verify(folder, blob)
         except StoreError as error:
-            why = str(error).removeprefix(f"{section.where / folder / name}: ")
+            why = str(error).removeprefix(f"{section.anchor / folder / name}: ")
             where = f"{section.fingerprint}/{folder}/{name}"
             yield {"file": where, "why": why, "entries": entries}
 
