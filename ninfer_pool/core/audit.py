@@ -1,4 +1,4 @@
-"""The audit: every count recounted from checkpoints and leases; and entries as seen from outside."""
+"""The audit recounts every number from checkpoints and leases; `describe` shows an entry."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class DiskGeometry:
 
         A namespace's salt and adapter are left out: each entry has its own. xxh3-128 of
         ``b"NPst"``, the format's version, the five sizes, the layout, the number of regions
-        (-1 for None) and their numbers, then the namespace's fields; see `ninfer_pool.core.identity`.
+        (-1 for None) and their numbers, then the namespace's fields; see `Namespace`.
         """
         numbers = [-1] if self.rows is None else [len(self.rows), *sum(self.rows, ())]
         parts = [b"NPst", encode_number(VERSION)]
