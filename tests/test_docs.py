@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -54,6 +55,40 @@ def test_no_line_begins_with_a_figure(page: Path) -> None:
     # A comment at the beginning of a line ends the paragraph in HTML.
     found = re.findall(r"(?m)^ {0,3}<!-- (?!table)[^>]*-->.*<!-- end -->", page.read_text("utf-8"))
     assert not found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/how-to/embed.md", "docs/how-to/write-a-policy.md"]
+)
+def test_examples_pass_strict_types(page: str, tmp_path: Path) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n((?!>>>).*?)```", text, re.S)
+    file = tmp_path / "example.py"
+    file.write_text("\n".join(blocks if page != "docs/how-to/embed.md" else blocks[:2]), "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(file)],
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        cwd=ROOT, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+def test_files_of_the_glossary_exist() -> None:
+    page = (ROOT / "docs/explanation/implementation.md").read_text(encoding="utf-8")
+    for name in re.findall(r"`([a-z_]+/[a-z_/]*(?:\.py)?)`", page):
+        assert (ROOT / "ninfer_pool" / name).exists() or (ROOT / name).exists(), name
+    core = page[page.index("## The core") : page.index("## Tiers")]
+    for name in re.findall(r"`([a-z_]+\.py)`", core):
+        assert (ROOT / "ninfer_pool" / "core" / name).exists(), name
+
+
+def test_each_guarantee_names_tests_that_exist() -> None:
+    page = (ROOT / "docs/explanation/entries-and-images.md").read_text(encoding="utf-8")
+    tests = (ROOT / "tests/core/test_guarantees.py").read_text(encoding="utf-8")
+    for number, names in re.findall(r"^\| G(\d+) \|.*\| (.*) \|$", page, re.M):
+        for name in re.findall(r"`(\w+)`", names):
+            assert f"def test_g{number}_{name}(" in tests, name
 
 
 def test_there_are_at_most_twelve_pages() -> None:

@@ -164,7 +164,7 @@ LEAST_EVIDENCE = 0.1
 
 
 class Default(ReuseInterval):
-    """Least recently used while that works; by chance of return once it is seen not to.
+    """Least recently used; while that loses entries too early, by the chance of return.
 
     Evidence that it does not: requests for what was evicted, beside requests for what was kept,
     both forgotten quickly. Strangers, which ask for neither, make it forget. So a working set

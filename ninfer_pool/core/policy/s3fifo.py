@@ -48,7 +48,7 @@ class _Queue:
 
 
 class S3Fifo(Policy):
-    """Newcomers pass a small queue; what was used there twice enters the main one.
+    """Newcomers pass a small queue; entries used there twice enter the main one.
 
     Algorithm 1 of the paper: while the small queue holds a tenth of the space or more, its tail
     goes, or moves to the main queue if it was used more than once; else the tail of the main
