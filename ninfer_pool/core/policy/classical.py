@@ -23,7 +23,7 @@ class Fifo(Ranked):
 
 
 class Gdsf(Ranked):
-    """Greedy-dual size frequency (Cherkasova 1998): L + frequency x cost / size; the lowest goes first.
+    """Greedy-dual size frequency (Cherkasova 1998): the least L + frequency x cost / size first.
 
     Cost is the tokens that losing the entry's tip would make a request prefill again, size the
     bytes that it would free, L the rank of the last entry evicted.
