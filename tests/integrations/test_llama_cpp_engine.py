@@ -43,7 +43,7 @@ def page_bytes(kind: str) -> int:
 def made(kind: str, *, num_pages: int = 64, **options: Any) -> LlamaEngine:
     """An engine over the shared model with as many pages."""
     pool_bytes = num_pages * page_bytes(kind)
-    return LlamaEngine(shared(kind), pool_bytes=pool_bytes, n_ctx=512, **options)
+    return LlamaEngine(shared(kind), pool_bytes=pool_bytes, n_ctx=640, **options)
 
 
 def proven(kind: str, *, other: str) -> Any:
