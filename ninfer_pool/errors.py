@@ -1,18 +1,18 @@
-"""What the pool raises. An expected "no" is never raised: it is a value with nothing changed.
+"""The pool's exceptions. An expected refusal is never raised: it is a value, nothing changed.
 
 ::
 
     PoolError
-    ├── ConfigError      a pool that cannot be built as asked
-    ├── NamespaceError   an identity field of the wrong kind
-    ├── PromptError      tokens, media, positions or boundaries that do not fit together
-    ├── LeaseError       an engine that uses a lease against its rules
-    ├── TraceError       a trace file that breaks the rules of its format
-    ├── GeometryError    model sizes that do not add up
-    ├── ModelError       a model's folder that cannot be read or run
-    ├── StoreError       a tier's folder or file on disk that cannot be used
-    │   └── RoomError    … now: what it holds fits once something else has ended
-    └── UsageError       a command line that cannot be carried out
+    ├── ConfigError      a pool configuration that cannot work.
+    ├── NamespaceError   an identity field of the wrong kind.
+    ├── PromptError      tokens, media, positions or boundaries that do not fit together.
+    ├── LeaseError       an engine that uses a lease against its rules.
+    ├── TraceError       a trace file that breaks the rules of its format.
+    ├── GeometryError    model sizes that do not add up.
+    ├── ModelError       a model's folder that cannot be read or run.
+    ├── StoreError       a tier's folder or file on disk that cannot be used.
+    │   └── RoomError    … now: it fits once another lease has ended.
+    └── UsageError       a command line that cannot be carried out.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RoomError(StoreError):
 
 
 class UsageError(PoolError):
-    """A command line option whose value cannot be used; the message says what would be right."""
+    """A command line option whose value cannot be used; the message names a right one."""
 
 
 def install_hint(package: str, extra: str) -> str:

@@ -167,8 +167,8 @@ def _copies(
 ) -> tuple[list[CopyPage], bool]:
     """Return the copy of a partly filled last page that the lease continues, if any.
 
-    With a claim the page is continued in place, where no retained position is past the checkpoint
-    on it and no other lease reads or writes it.
+    With a claim the page is continued in place. For that no retained position may be past the
+    checkpoint on it, and no other lease may read or write it.
     """
     source, size = lookup.checkpoint, state.config.page_tokens
     whole, rest = divmod(lookup.position, size)

@@ -199,7 +199,7 @@ class Catalog:
         return pages * config.page_bytes
 
     def set_tip(self, entry: Entry, tip: Checkpoint) -> None:
-        """Let an entry end at another checkpoint: one that is no longer superseded."""
+        """Make an entry end at another checkpoint, which is superseded no more."""
         self.superseded.discard(tip)
         entry.tip = tip
         tip.anchor.tip = entry
@@ -264,7 +264,7 @@ class Catalog:
     # -- deadlines -------------------------------------------------------------------------
 
     def set_deadline(self, checkpoint: Checkpoint, until: float) -> None:
-        """Let a checkpoint expire at ``until``; infinity: never."""
+        """Make a checkpoint expire at ``until``; infinity: never."""
         checkpoint.expires = until
         if until < inf:
             heappush(self.deadlines, (until, next(self._deadline_serials), checkpoint))

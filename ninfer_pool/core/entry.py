@@ -1,4 +1,4 @@
-"""What is retained: entries, their checkpoints, and the nodes of the index that hold them.
+"""Retained things: entries, their checkpoints, and the nodes of the index that hold them.
 
 The three refer to each other, so they are defined together. Algorithms on nodes are in
 `ninfer_pool.core.radix`.

@@ -29,14 +29,14 @@ class Journal:
         self._positions = 0
 
     def __bool__(self) -> bool:
-        """Say whether events are kept at all."""
+        """Return whether events are kept at all."""
         return self._capacity > 0
 
     def add(self, kind: str, key: str, positions: Sequence[int], *, entry: int, freed: int) -> None:
-        """Note an event; ``freed`` in bytes."""
+        """Record an event; ``freed`` in bytes."""
         packed = array("i", positions)
         if self._events and self._events[-1][4] == packed:
-            packed = self._events[-1][4]  # most events of one commit say the same
+            packed = self._events[-1][4]  # most events of one commit have the same
         self._events.append((self._next, kind, entry, key, packed, freed))
         self._next += 1
         self._positions += len(packed)

@@ -1,4 +1,4 @@
-"""A bounded memory of what was removed: to say ``evicted``, and to learn from regret."""
+"""A bounded memory of removed checkpoints: to explain misses and to learn from regret."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ TAIL = 16
 
 
 class Ghost(NamedTuple):
-    """A checkpoint that is gone."""
+    """A checkpoint that was removed."""
 
     position: int
     cause: str
     """``evicted``, ``quarantined`` or ``expired``."""
     tick: int
-    """When it went, in commits."""
+    """The commit at which it was removed."""
     used: int
-    """When it was last used."""
+    """The commit that used it last."""
     digest: bytes
 
 
@@ -40,7 +40,7 @@ class Digest:
         self._state = xxhash.xxh3_128()
 
     def update(self, parts: Iterable[identity.Bytes]) -> None:
-        """Go on with these token bytes."""
+        """Continue with these token bytes."""
         for part in parts:
             self._state.update(part)
 
@@ -70,7 +70,7 @@ class Ghosts:
         return len(self._found)
 
     def add(self, namespace: Namespace, tail: bytes, ghost: Ghost) -> None:
-        """Remember that a checkpoint is gone; ``tail``: the bytes of its last `TAIL` tokens."""
+        """Remember a removed checkpoint; ``tail``: the bytes of its last `TAIL` tokens."""
         position = ghost.position
         name = (namespace, position, tail)
         if self._found.pop(name, None) is None:
@@ -94,9 +94,9 @@ class Ghosts:
         above: int,
         limit: int,
     ) -> Ghost | None:
-        """Return the deepest ghost in ``(above, limit]`` on the way of ``view``, or None.
+        """Return the deepest ghost in ``(above, limit]`` on the path of ``view``, or None.
 
-        O(distinct positions remembered), and one hash pass for what is found.
+        O(distinct positions remembered), and one hash pass for the one found.
         """
         inside = [position for position in self._counts if above < position <= limit]
         for position in sorted(inside, reverse=True):

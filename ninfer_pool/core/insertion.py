@@ -210,9 +210,9 @@ def _share_table(
 ) -> None:
     """Make the growing entry's checkpoints and the fresh ones use one table of pages.
 
-    Only where the fresh ones are past all others on their path and continue from the same pages,
-    as those resumed at the last of them, ``source``, do. Then bookkeeping stays linear however
-    many turns a conversation has.
+    Only where the fresh ones are past all others on their path and continue from the same pages.
+    Those resumed at the last of them, ``source``, do. Then bookkeeping stays linear however many
+    turns a conversation has.
     """
     node, upto = steps[-1]
     before = node.checkpoints[-1] if node.checkpoints else None

@@ -1,4 +1,4 @@
-"""The ledger of pages: who counts on which page, and which are free. It holds no payload."""
+"""The ledger of pages: three reference counts per page, and the free list. No payload."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 Pages = npt.NDArray[np.int32]
 """Ids of pages: 0 to ``num_pages`` - 1."""
 Units = npt.NDArray[np.int32]
-"""Ids of what is counted: pages by their own ids, and images, whose ids come after the pages'."""
+"""Ids of counted units: pages by their own ids, then images, whose ids follow the pages'."""
 
 
 Index = npt.NDArray[np.intp]
@@ -16,17 +16,17 @@ Index = npt.NDArray[np.intp]
 
 
 class PageLedger:
-    """Three counts a page or image, and what is free.
+    """Three counts per page or image, and the free list.
 
-    * ``checkpoint_refs``: checkpoints that hold it. What has ``checkpoint_refs > 0`` is *retained*.
+    * ``checkpoint_refs``: checkpoints that hold it. A unit with one or more is *retained*.
     * ``lease_refs``: leases that read or write it.
     * ``pin_refs``: protected checkpoints (pinned, or being resumed from) that hold it.
 
-    An image's pages need not be adjacent, but come and go together, so they share one count: an
-    image is one more *unit*, the row of a table that names its pages. Its pages are not counted
-    by themselves meanwhile. A unit is free while held and leased are both 0. No eviction can
-    free what is leased or kept: that is *firm*. Every amount is in pages; every method takes an
-    array of distinct units, images last, and is O(len(units)).
+    An image's pages need not be adjacent but are always held together, so they share one count.
+    An image is one more *unit*, the row of a table that names its pages. Its pages are not counted
+    by themselves meanwhile. A unit without a checkpoint or a lease is free. No eviction can free
+    a unit with a lease or a pin: it is *unevictable*. Every amount is in pages; every method takes
+    an array of distinct units, images last, and is O(len(units)).
     """
 
     __slots__ = (
@@ -69,16 +69,16 @@ class PageLedger:
 
     @property
     def free(self) -> int:
-        """Pages that nothing counts on."""
+        """Pages without a reference."""
         return self._top + len(self._ready) * self.image_pages
 
     @property
     def freeable(self) -> int:
-        """Pages that are free or would be if every evictable checkpoint went."""
+        """Pages that are free, or would be if every evictable checkpoint were evicted."""
         return self.total - self.unevictable
 
     def free_pages(self) -> Pages:
-        """Return the ids of the pages that nothing counts on. O(free)."""
+        """Return the ids of the pages without a reference. O(free)."""
         ready = [self.pages_of_image(image) for image in self._ready]
         return np.concatenate([self._free[: self._top], *ready])
 
@@ -118,12 +118,12 @@ class PageLedger:
         return units
 
     def ref_lease(self, units: Units) -> None:
-        """Count one more lease on what is in use."""
+        """Count one more lease on units in use."""
         fresh = _raise(self.lease_refs, units)
         self.unevictable += self.size(fresh[self.pin_refs.take(fresh) == 0])
 
     def ref_lease_and_pin(self, units: Units) -> None:
-        """Count one more lease and one more protection: `lease` and `keep` in one pass."""
+        """Count one more lease and one more pin: `ref_lease` and `ref_pin` in one pass."""
         at = _index(units)
         leased, kept = self.lease_refs.take(at), self.pin_refs.take(at)
         self.lease_refs[at] = leased + 1
@@ -132,7 +132,7 @@ class PageLedger:
         self.unevictable += self.size(at[(leased | kept) == 0])
 
     def unref_lease(self, units: Units) -> None:
-        """Count one lease less; what nothing else counts on becomes free."""
+        """Count one lease less; units without another reference become free."""
         last = _lower(self.lease_refs, units)
         self.unevictable -= self.size(last[self.pin_refs.take(last) == 0])
         self._give(last[self.checkpoint_refs.take(last) == 0])
@@ -152,19 +152,19 @@ class PageLedger:
         return freed
 
     def ref_pin(self, units: Units) -> None:
-        """Protect what a checkpoint holds."""
+        """Count one more pin."""
         fresh = _raise(self.pin_refs, units)
         self.pinned += self.size(fresh)
         self.unevictable += self.size(fresh[self.lease_refs.take(fresh) == 0])
 
     def unref_pin(self, units: Units) -> None:
-        """Take one protection off."""
+        """Count one pin less."""
         last = _lower(self.pin_refs, units)
         self.pinned -= self.size(last)
         self.unevictable -= self.size(last[self.lease_refs.take(last) == 0])
 
     def evictable(self, units: Units) -> int:
-        """Return how many pages of ``units`` are not firm."""
+        """Return how many pages of ``units`` an eviction could free."""
         return self.size(units[(self.lease_refs[units] | self.pin_refs[units]) == 0])
 
     def _pop(self, count: int) -> Pages:
@@ -172,7 +172,7 @@ class PageLedger:
         return self._free[self._top : self._top + count][::-1]
 
     def _push(self, pages: Pages | Index) -> None:
-        # What came ascending is handed out ascending: tiers move such pages in one piece.
+        # Pages freed in ascending order are taken in ascending order: tiers move them in one piece.
         self._free[self._top : self._top + len(pages)] = pages[::-1]
         self._top += len(pages)
 
@@ -186,9 +186,9 @@ class PageLedger:
         self._ready += units[pages:].tolist()
 
     def check(self) -> None:
-        """Recount everything (G9); AssertionError names what is off. O(pages)."""
+        """Recount everything (G9); AssertionError names the difference. O(pages)."""
         used = (self.checkpoint_refs > 0) | (self.lease_refs > 0)
-        firm = np.flatnonzero((self.lease_refs > 0) | (self.pin_refs > 0)).astype(np.int32)
+        unevictable = np.flatnonzero((self.lease_refs > 0) | (self.pin_refs > 0)).astype(np.int32)
         inside = np.flatnonzero(used[self.total :]) + self.total
         every = np.concatenate(
             [np.flatnonzero(used[: self.total]).astype(np.int32), self.free_pages()]
@@ -204,13 +204,13 @@ class PageLedger:
         assert names == list(range(self.total, len(self.checkpoint_refs))), "an image is lost"
         retained = np.flatnonzero(self.checkpoint_refs).astype(np.int32)
         assert self.size(retained) == self.retained, "retained pages miscounted"
-        protected = np.flatnonzero(self.pin_refs).astype(np.int32)
-        assert self.size(protected) == self.pinned, "protected pages miscounted"
-        assert self.size(firm) == self.unevictable, "firm pages miscounted"
+        pinned = np.flatnonzero(self.pin_refs).astype(np.int32)
+        assert self.size(pinned) == self.pinned, "pinned pages miscounted"
+        assert self.size(unevictable) == self.unevictable, "unevictable pages miscounted"
 
 
 def _index(units: Units) -> Index:
-    """Return ids as numpy's own index type: each use of any other would be converted anew."""
+    """Return ids as numpy's own index type: each use of any other would be converted."""
     return np.asarray(units, dtype=np.intp)
 
 

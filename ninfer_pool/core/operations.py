@@ -1,4 +1,4 @@
-"""What the pool asks an engine to do, as plain data. The pool decides; an executor carries out."""
+"""The operations that an engine executes, as plain data. The pool decides; it moves no bytes."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class MediaSpan(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """A position where the prompt's structure would let an engine take a checkpoint."""
+    """A position where the prompt's structure allows an engine to take a checkpoint."""
 
     position: int
     kind: str

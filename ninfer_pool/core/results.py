@@ -117,7 +117,7 @@ class EntryInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A change of what is retained, for a router that follows the pool.
+    """A change of the retained entries, for a router that follows the pool.
 
     ``kind`` is one of:
 

@@ -24,7 +24,7 @@ def parse_size(text: str) -> int:
     Units are exact, so that `8Gib` (bits?) and `8G` (which of two?) are refused, not guessed.
 
     Raises:
-        UsageError: quotes the text and says what would be right.
+        UsageError: quotes the text and names the right form.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:

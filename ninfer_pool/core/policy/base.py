@@ -1,4 +1,4 @@
-"""The protocol of a policy, and the common ground of those that rank entries once a use."""
+"""The protocol of a policy, and the base of those that rank an entry at each use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ninfer_pool.core.entry import Entry
 
 
 class Policy:
-    """In what order may entries go? Subclass it and define `victims`; the rest are notices.
+    """The order in which entries are evicted. Subclass it and define `victims`.
 
-    The pool asks `victims` whenever it needs room, takes the first entry that nothing protects,
-    shortens it to its next earlier checkpoint or, where none is left, drops it, and asks again.
-    A policy decides nothing else: pins, leases, superseded checkpoints, priorities and the
-    entry just committed are the pool's business. It may keep numbers of its own; it must be
-    deterministic and must not look at a clock. One instance serves one priority class of one
-    pool and is called under the pool's lock.
+    When the pool needs room it takes the first unprotected entry of `victims`. It truncates that
+    entry to its next earlier checkpoint, or removes it where there is none, and starts again. Pins, leases,
+    superseded checkpoints, priorities and the entry just committed are the pool's business. A
+    policy may keep numbers of its own. It must be deterministic and must not read a clock. One
+    instance serves one priority class of one pool and is called under the pool's lock. The other
+    methods are notices; `tick` counts commits.
 
     >>> class Smallest(Policy):
     ...     def __init__(self):
@@ -32,25 +32,25 @@ class Policy:
     """
 
     def on_insert(self, entry: Entry, tick: int) -> None:
-        """An entry came under this policy."""
+        """No-op. An entry came under this policy."""
 
     def on_hit(self, entry: Entry, tick: int) -> None:
-        """A commit consumed the entry's tip, or made the entry grow."""
+        """No-op. A commit consumed the entry's tip, or made the entry grow."""
 
     def on_truncate(self, entry: Entry, tick: int) -> None:
-        """The entry lost its tip and ends at an earlier checkpoint now."""
+        """No-op. The entry lost its tip and ends at an earlier checkpoint now."""
 
     def on_remove(self, entry: Entry) -> None:
-        """The entry is gone, or no prefix of its own any more."""
+        """No-op. The entry was removed, or is no prefix of its own any more."""
 
     def on_ghost_hit(self, age: int, gap: int, tick: int) -> None:
-        """A request would have hit what was evicted ``age`` and last used ``gap`` commits ago."""
+        """No-op. A request missed a prefix evicted ``age`` and last used ``gap`` commits ago."""
 
     def on_cold_miss(self, tick: int) -> None:
-        """A request shared nothing with anything retained or remembered."""
+        """No-op. A request shared nothing with anything retained or remembered."""
 
     def truncation_candidates(self, tick: int) -> Iterator[Entry]:
-        """Yield entries that had better lose their tip before `victims` is asked for bytes."""
+        """Yield entries whose tip is better evicted before any of `victims`; none by default."""
         return iter(())
 
     def victims(self, tick: int) -> Iterator[Entry]:
@@ -61,7 +61,7 @@ class Policy:
 class Ranked(Policy):
     """A policy that ranks an entry when something happens to it: the lowest rank goes first.
 
-    Subclasses define `rank`. O(log entries) a notice and a victim.
+    Subclasses define `rank`. O(log entries) per notice and victim.
     """
 
     def __init__(self) -> None:
@@ -78,12 +78,12 @@ class Ranked(Policy):
         self._place(entry, self.rank(entry, tick))
 
     def on_hit(self, entry: Entry, tick: int) -> None:
-        """Rank an entry anew."""
+        """Rank an entry again."""
         self._lift(entry)
         self._place(entry, self.rank(entry, tick))
 
     def on_truncate(self, entry: Entry, tick: int) -> None:
-        """Rank an entry anew."""
+        """Rank an entry again."""
         self.on_hit(entry, tick)
 
     def on_remove(self, entry: Entry) -> None:

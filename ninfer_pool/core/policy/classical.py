@@ -10,7 +10,7 @@ class Lru(Ranked):
     """Least recently used: the baseline. A use is a commit that consumed the checkpoint."""
 
     def rank(self, entry: Entry, tick: int) -> tuple[int, ...]:
-        """By the tick of the tip's last use: what was only passed through is not refreshed."""
+        """By the tick of the tip's last use: a checkpoint merely passed is not refreshed."""
         return (entry.tip.tick,)
 
 
@@ -25,8 +25,8 @@ class Fifo(Ranked):
 class Gdsf(Ranked):
     """Greedy-dual size frequency (Cherkasova 1998): the least L + frequency x cost / size first.
 
-    Cost is the tokens that losing the entry's tip would make a request prefill again, size the
-    bytes that it would free, L the rank of the last entry evicted.
+    Cost is the tokens that a request would prefill again without the entry's tip. Size is the
+    bytes that losing it would free, L the rank of the last entry evicted.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class Gdsf(Ranked):
         return (self.inflation + (1 + entry.hits) * entry.saved / max(1, entry.bytes),)
 
     def on_truncate(self, entry: Entry, tick: int) -> None:
-        """A victim's rank becomes the new L before it is ranked anew."""
+        """A victim's rank becomes the new L before it is ranked again."""
         self.inflation = max(self.inflation, self._ranks[entry.identity][0])
         super().on_truncate(entry, tick)
 
     def on_remove(self, entry: Entry) -> None:
-        """The rank of what is evicted becomes the new L."""
+        """The rank of an evicted entry becomes the new L."""
         self.inflation = max(self.inflation, self._ranks[entry.identity][0])
         super().on_remove(entry)

@@ -1,5 +1,4 @@
-"""The policies that ask what will come back: ``return``, and ``default``, which also learns
-from regret whether to ask at all."""
+"""Policies by expected reuse: ``return``, and ``default``, which uses it only under regret."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ NEW_WEIGHT = 0.75
 COMMON_WEIGHT = 0.04
 """Weight of the newest gap in the mean over all entries."""
 REGRET_WEIGHT = 0.25
-"""Weight of the newest gap in the mean over what came back after its eviction."""
+"""Weight of the newest gap in the mean over entries requested after their eviction."""
 
 
 class ReuseInterval(Policy):
@@ -34,7 +33,7 @@ class ReuseInterval(Policy):
     the mean over all entries, or over those that came back too late where that is longer. An
     entry away for more than `PATIENCE` mean gaps is expected no more and goes first, the longest
     unused one first of all. Ties go to the newest: of entries that look alike and do not all
-    fit, those that stay are the ones that can still pay. O(log entries) a notice or victim.
+    fit, those that stay are the ones that can still pay. O(log entries) per notice or victim.
     """
 
     def __init__(self) -> None:
@@ -62,7 +61,7 @@ class ReuseInterval(Policy):
         self._await(entry)
 
     def on_hit(self, entry: Entry, tick: int) -> None:
-        """Learn the gap, then await the entry anew."""
+        """Learn the gap, then await the entry again."""
         self._leave(entry)
         gap = float(max(1, entry.gap))
         own = self._gaps.get(entry.identity, gap)
@@ -71,7 +70,7 @@ class ReuseInterval(Policy):
         self._await(entry)
 
     def on_truncate(self, entry: Entry, tick: int) -> None:
-        """Rank what is left of the entry."""
+        """Rank the shorter entry."""
         self._leave(entry)
         self._await(entry)
 
@@ -82,7 +81,7 @@ class ReuseInterval(Policy):
         self._gaps.pop(entry.identity, None)
 
     def on_ghost_hit(self, age: int, gap: int, tick: int) -> None:
-        """Learn how long what was evicted too early would have had to wait."""
+        """Learn how long an entry evicted too early would have had to wait."""
         self._learn(float(gap))
         self._regret = self._regret + REGRET_WEIGHT * (gap - self._regret) if self._regret else gap
 
@@ -92,7 +91,7 @@ class ReuseInterval(Policy):
             yield self._entries[identity]
 
     def victims(self, tick: int) -> Iterator[Entry]:
-        """Yield what is over, then what is awaited, the least worth first."""
+        """Yield entries expected no more, then the others, the least worth first."""
         self._give_up(tick)
         expected = self._expected()
         fresh = ((worth / (expected + 1), *rest) for worth, *rest in self._fresh)
@@ -109,7 +108,7 @@ class ReuseInterval(Policy):
         self._common += weight * (gap - self._common)
 
     def _give_up(self, tick: int) -> None:
-        """Move what has been away for too long."""
+        """Move entries that have been away for too long."""
         late = tick - PATIENCE * self._expected()
         while self._oldest_fresh and self._oldest_fresh[0][0] < late:
             self._expect_no_more(self._entries[self._oldest_fresh[0][-1]])
@@ -157,19 +156,19 @@ class ReuseInterval(Policy):
 
 
 FORGET = 0.8
-"""What is left of the evidence after each commit that brings new evidence."""
+"""The evidence that remains after each commit that brings new evidence."""
 ENTER, LEAVE = 0.35, 0.15
-"""Shares of regret at which `Default` begins and stops to choose by `ReuseInterval`."""
+"""Shares of regret at which `Default` starts and stops to choose by `ReuseInterval`."""
 LEAST_EVIDENCE = 0.1
 
 
 class Default(ReuseInterval):
     """Least recently used; while that loses entries too early, by the chance of return.
 
-    Evidence that it does not: requests for what was evicted, beside requests for what was kept,
-    both forgotten quickly. Strangers, which ask for neither, make it forget. So a working set
-    that fits is served by recency; one that does not fit keeps the part that pays, instead of
-    losing every entry just before its next use. O(log entries) a notice or victim.
+    Requests for evicted entries are evidence that it does; requests for retained ones, that it
+    does not. Both are forgotten quickly, and cold misses weaken them. So a working set that fits
+    is served by recency. One that does not fit keeps the part that pays, instead of losing every
+    entry just before its next use. O(log entries) per notice or victim.
     """
 
     def __init__(self) -> None:
@@ -182,7 +181,7 @@ class Default(ReuseInterval):
         self._counted = -1
 
     def on_hit(self, entry: Entry, tick: int) -> None:
-        """A hit is evidence that what is kept is what is asked for; once a commit."""
+        """A hit is evidence that the retained entries are the requested ones; once per commit."""
         if self._counted != tick:
             self._counted = tick
             self._weigh(regret=0.0, hit=1.0)
@@ -195,7 +194,7 @@ class Default(ReuseInterval):
         self._weigh(regret=1.0, hit=0.0)
 
     def on_cold_miss(self, tick: int) -> None:
-        """Neither: what was learnt is worth less."""
+        """Neither: the evidence so far is worth less."""
         self._weigh(regret=0.0, hit=0.0)
 
     def truncation_candidates(self, tick: int) -> Iterator[Entry]:

@@ -21,8 +21,8 @@ class Marconi(Policy):
     the bytes that losing the tip frees.
 
     Args:
-        alpha: weight of FLOP efficiency; 0 is LRU. The paper starts at 0 and lets a grid search
-            over past requests raise it; a pool must do the same thing twice, so here it is fixed.
+        alpha: weight of FLOP efficiency; 0 is LRU. In the paper it starts at 0 and a grid search
+            over past requests raises it; a pool must do the same thing twice, so here it is fixed.
             0.03 was picked from six values on four agent traces: there, 0.2 points of hit rate
             below LRU at worst and 4 above it at best. On unseen traffic expect LRU, about;
             0.3 lost up to 24 points to LRU where many conversations compete, 1 up to 47.
@@ -46,11 +46,11 @@ class Marconi(Policy):
         self._entries: dict[int, Entry] = {}
 
     def on_insert(self, entry: Entry, tick: int) -> None:
-        """Know a new entry."""
+        """Add a new entry."""
         self._entries[entry.identity] = entry
 
     def on_remove(self, entry: Entry) -> None:
-        """Forget an entry."""
+        """Remove an entry."""
         del self._entries[entry.identity]
 
     def victims(self, tick: int) -> Iterator[Entry]:

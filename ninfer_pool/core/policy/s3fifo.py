@@ -18,7 +18,7 @@ class _Item:
     entry: Entry
     bytes: int
     tick: int
-    """When it came or was last used: one commit is one use."""
+    """The commit that added it or used it last: one commit is one use."""
     uses: int = 0
 
 
@@ -50,24 +50,24 @@ class _Queue:
 class S3Fifo(Policy):
     """Newcomers pass a small queue; entries used there twice enter the main one.
 
-    Algorithm 1 of the paper: while the small queue holds a tenth of the space or more, its tail
-    goes, or moves to the main queue if it was used more than once; else the tail of the main
-    queue goes, or is reinserted with one use less. What left from the small queue is remembered
-    by a ghost; if it comes back, it enters the main queue at once.
+    Algorithm 1 of the paper. While the small queue holds a tenth of the space or more, its tail is
+    evicted. It moves to the main queue instead if it was used more than once. Else the tail of
+    the main queue is evicted, or reinserted with one use less. An entry evicted from the small
+    queue leaves a ghost; if it is requested again, it enters the main queue at once.
 
-    What the paper leaves open, or a pool of prefixes has otherwise:
+    Choices that the paper leaves open, or that a pool of prefixes makes otherwise:
 
-    * Space is bytes (`Entry.bytes`), and the whole is what the two queues hold when room is
-      needed: a policy is not told the budget, but room is only needed when it is used up. An
-      entry just committed counts already.
-    * A conversation comes back longer than it went, so a ghost is no key: it is the commit at
-      which something left the small queue, and `on_ghost_hit` tells which commit to look for. There
-      are at most nine ghosts for ten entries.
-    * What the pool declines because it is protected is in use: it is reinserted. An entry that
-      was only shortened keeps its place.
+    * Space is bytes (`Entry.bytes`), and the whole is the two queues' when room is needed. A policy
+      does not receive the budget, but room is only needed when it is used up. An entry just
+      committed counts already.
+    * A conversation is longer when it is requested again, so a ghost is no key. It is the commit
+      at which an entry left the small queue, which `on_ghost_hit` names. There are at most nine
+      ghosts per ten entries.
+    * An entry that the pool declines because it is protected is in use: it is reinserted. One that
+      was only truncated keeps its place.
     * One commit is one use, even where it both consumes an entry and makes it grow.
 
-    O(1) a notice; a victim O(1) amortised, plus the protected entries met on the way.
+    O(1) per notice; a victim O(1) amortised, plus the protected entries met before it.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class S3Fifo(Policy):
 
     def on_hit(self, entry: Entry, tick: int) -> None:
         """Count a use; the place in the queue stays."""
-        self._back = False  # what came back grows an entry, or nothing was added for it
+        self._back = False  # the request grows an entry, or nothing was added for it
         item = self._resized(entry)
         if item.tick != tick:
             item.uses = min(item.uses + 1, MOST_USES)
@@ -106,14 +106,14 @@ class S3Fifo(Policy):
         self._queue_of(entry).pop(entry.identity)
 
     def on_ghost_hit(self, age: int, gap: int, tick: int) -> None:
-        """Look for the ghost of what is coming back."""
+        """Look for the ghost of the requested entry."""
         gone = tick - age
         self._back = gone in self._ghosts
         if self._back:
             self._ghosts.remove(gone)
 
     def on_cold_miss(self, tick: int) -> None:
-        """Nothing is coming back."""
+        """No ghost was requested."""
         self._back = False
 
     def victims(self, tick: int) -> Iterator[Entry]:
