@@ -14,11 +14,11 @@ class Policy:
     """The order in which entries are evicted. Subclass it and define `victims`.
 
     When the pool needs room it takes the first unprotected entry of `victims`. It truncates that
-    entry to its next earlier checkpoint, or removes it where there is none, and starts again. Pins, leases,
-    superseded checkpoints, priorities and the entry just committed are the pool's business. A
-    policy may keep numbers of its own. It must be deterministic and must not read a clock. One
-    instance serves one priority class of one pool and is called under the pool's lock. The other
-    methods are notices; `tick` counts commits.
+    entry to its next earlier checkpoint, or removes it where there is none, and starts again.
+    Pins, leases, superseded checkpoints, priorities and the entry just committed are the pool's
+    business. A policy may keep numbers of its own. It must be deterministic and must not read a
+    clock. One instance serves one priority class of one pool and is called under the pool's lock.
+    The other methods are notices; ``tick`` counts commits.
 
     >>> class Smallest(Policy):
     ...     def __init__(self):
