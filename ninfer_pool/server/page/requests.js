@@ -12,7 +12,7 @@ function sentences(request) {
   const parted =
     request.parted_at === null || request.parted_at === undefined
       ? ""
-      : `The prompt parts at token ${words.count(request.parted_at)}` +
+      : `The prompt diverges at token ${words.count(request.parted_at)}` +
         `${request.parted_in ? `, in ${words.part(request.parted_in)}` : ""}.`;
   const computed = request.prompt_tokens - request.cached_tokens;
   const exact = request.exact

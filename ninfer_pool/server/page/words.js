@@ -84,7 +84,7 @@ const REASONS = {
       "each time, and the same salt.",
   ],
   diverged: [
-    "parts midway",
+    "diverges midway",
     "The prompt diverges from the retained ones. All up to the last checkpoint before there " +
       "was reused, the rest was computed.",
     "Keep what changes (a date, a random id, the order of tools) at the end of the prompt, " +
