@@ -75,10 +75,17 @@ def test_examples_pass_strict_types(page: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_files_of_the_glossary_exist() -> None:
+def test_files_and_classes_of_the_glossary_exist() -> None:
     page = (ROOT / "docs/explanation/implementation.md").read_text(encoding="utf-8")
     for name in re.findall(r"`([a-z_]+/[a-z_/]*(?:\.py)?)`", page):
         assert (ROOT / "ninfer_pool" / name).exists() or (ROOT / name).exists(), name
+    for row in re.findall(r"^\|.*`[A-Z]\w+`.*\| (?:`\w+/.*\.py`,? ?)+ \|$", page, re.M):
+        code = "".join(
+            (ROOT / "ninfer_pool" / name).read_text(encoding="utf-8")
+            for name in re.findall(r"`(\w+/\w+\.py)`", row)
+        )
+        for name in re.findall(r"`([A-Z]\w+)`", row):
+            assert f"class {name}" in code, name
     core = page[page.index("## The core") : page.index("## Tiers")]
     for name in re.findall(r"`([a-z_]+\.py)`", core):
         assert (ROOT / "ninfer_pool" / "core" / name).exists(), name
