@@ -91,10 +91,10 @@ class Stage:
         served: list[PlayedRequest] = []
         request = next(script)
         while True:
-            outcome = self._serve(scheduler, request, setting)
-            served.append(_played(request, outcome))
+            output = self._serve(scheduler, request, setting)
+            served.append(_played(request, output))
             try:
-                request = script.send(self._text(scheduler.runner, outcome))
+                request = script.send(self._text(scheduler.runner, output))
             except StopIteration:
                 return Play(setting=setting, served=tuple(served))
 
@@ -113,17 +113,17 @@ class Stage:
     def _serve(
         self, scheduler: Scheduler, request: ScriptedRequest, setting: Setting
     ) -> RequestOutput:
-        asked = self._chat.render(request.messages, tools=request.tools, enable_thinking=False)
-        prompt = scheduler.runner.prompt(asked.tokens, boundaries=asked.boundaries)
+        rendered = self._chat.render(request.messages, tools=request.tools, enable_thinking=False)
+        prompt = scheduler.runner.prompt(rendered.tokens, boundaries=rendered.boundaries)
         retain = request.retain or setting.entries is None  # each request overwrites a lane
         return scheduler.generate(prompt, max_tokens=request.max_tokens, retain=retain)
 
-    def _text(self, runner: Runner, outcome: RequestOutput) -> str:
-        return runner.tokenizer.decode(outcome.tokens).strip()
+    def _text(self, runner: Runner, output: RequestOutput) -> str:
+        return runner.tokenizer.decode(output.tokens).strip()
 
 
-def _played(request: ScriptedRequest, outcome: RequestOutput) -> PlayedRequest:
-    made = outcome
+def _played(request: ScriptedRequest, output: RequestOutput) -> PlayedRequest:
+    made = output
     return PlayedRequest(
         label=request.label,
         prompt_tokens=made.prompt_tokens,
@@ -132,7 +132,7 @@ def _played(request: ScriptedRequest, outcome: RequestOutput) -> PlayedRequest:
         reuse=made.reuse,
         reason=made.reason,
         exact=made.exact,
-        first_token_ms=1000 * (outcome.queued_seconds + made.first_token_seconds),
+        first_token_ms=1000 * (output.queued_seconds + made.first_token_seconds),
     )
 
 
