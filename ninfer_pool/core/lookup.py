@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from typing import Protocol, overload
 
 from ninfer_pool.core import radix
 from ninfer_pool.core.config import PoolConfig
@@ -268,30 +268,9 @@ def _match(config: PoolConfig, position: int, kind: str, *, exact: bool) -> Matc
 
 
 def matches(
-    place: Searchable,
-    tiers: Sequence[SearchableTier],
-    prompt: Prompt,
-    *,
-    version: int,
-    now: float | None,
+    place: Searchable, tiers: Sequence[SearchableTier], prompt: Prompt, *, now: float | None
 ) -> Matches:
-    """Return where ``prompt`` can be resumed. O(matched bytes); the list is computed later.
-
-    The prompt remembers the result for as long as the index has the same ``version``.
-    """
-    seen: Any = prompt.seen
-    if seen is not None and seen[0] is place and seen[1] == version and now is None:
-        remembered: Matches = seen[2]
-        return remembered
-    found = _matches(place, tiers, prompt, now)
-    if now is None:
-        prompt.seen = (place, version, found)
-    return found
-
-
-def _matches(
-    place: Searchable, tiers: Sequence[SearchableTier], prompt: Prompt, now: float | None
-) -> Matches:
+    """Return where ``prompt`` can be resumed. O(matched bytes); the list is computed later."""
     config = place.config
     steps = walk_prompt(place, prompt)
     for tier in tiers:

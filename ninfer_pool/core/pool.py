@@ -75,11 +75,18 @@ class PrefixPool:
         for waiting requests, the result is remembered: O(1). `acquire` always compares again.
         """
         _check_prompt(prompt)
-        now, state = self._now(), self.state
-        with state.lock:
-            catalog = state.catalog
-            tiers = state.hooks.searchable
-            return matches(catalog, tiers, prompt, version=catalog.version, now=now)
+        clock, catalog = self.config.clock, self.state.catalog
+        with self.lock:
+            seen = prompt.seen
+            if seen is not None and seen[0] is catalog and seen[1] == catalog.version:
+                remembered: Matches = seen[2]
+                return remembered
+            tiers = self.state.hooks.searchable
+            if clock is not None:  # a checkpoint may expire while the catalog stays as it is
+                return matches(catalog, tiers, prompt, now=clock())
+            found = matches(catalog, tiers, prompt, now=None)
+            prompt.seen = (catalog, catalog.version, found)
+            return found
 
     def explain(self, prompt: Prompt, *, read: bool = True, exact: bool = False) -> Explanation:
         """Return why ``prompt`` would hit as deep as it would, and what would help."""
