@@ -1,4 +1,4 @@
-"""Admitting a request: check that it fits, only then evict and take (G4)."""
+"""Admitting a request: search, check that it fits, only then evict and take (G4)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,50 @@ import numpy as np
 
 from ninfer_pool.core.entry import Checkpoint
 from ninfer_pool.core.eviction import evict_for
-from ninfer_pool.core.lease import Lease, RequestOptions
+from ninfer_pool.core.explain import explain
+from ninfer_pool.core.lease import Lease
 from ninfer_pool.core.ledger import Pages, Units
-from ninfer_pool.core.lookup import Lookup
+from ninfer_pool.core.lookup import Lookup, LookupFilter, find, prompt_cuts
 from ninfer_pool.core.operations import CopyPage
 from ninfer_pool.core.planner import plan_captures
+from ninfer_pool.core.progress import RequestOptions
+from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.core.results import EvictionCost, Explanation, Refusal
 from ninfer_pool.core.state import PoolState
+
+
+def search(state: PoolState, prompt: Prompt, filter: LookupFilter) -> tuple[Lookup, Explanation]:
+    """Look a prompt up on the device and explain the result."""
+    lookup = find(state.catalog, prompt, prompt_cuts(state.config, prompt), filter)
+    explanation = explain(state, lookup, filter)
+    if not explanation.resumable:
+        lookup.give_up()
+    return lookup, explanation
+
+
+def search_below(
+    state: PoolState,
+    lookup: Lookup,
+    explanation: Explanation,
+    filter: LookupFilter,
+    options: RequestOptions,
+    cost: EvictionCost,
+    *,
+    free: bool,
+) -> tuple[Lookup, Explanation]:
+    """Have a deeper checkpoint promoted where a lane is free, then search again."""
+    hooks, catalog = state.hooks, state.catalog
+    if filter.now is not None:
+        hooks.expire(filter.now)
+    if not free:
+        return lookup, explanation
+    version = catalog.version
+    tier = hooks.promote(lookup, filter, reserve_tokens=options.reserve_tokens, cost=cost)
+    if version != catalog.version:
+        lookup, explanation = search(state, lookup.prompt, filter)
+    if tier is not None and lookup.checkpoint is not None:
+        explanation = replace(explanation, tier=tier)
+    return lookup, explanation
 
 
 def admit(

@@ -27,7 +27,7 @@ def explain(state: PoolState, lookup: Lookup, filter: LookupFilter) -> Explanati
     limit = deepest_resume(config, prompt)
     matched, resumable = min(lookup.matched, limit), lookup.position
     ghost = None
-    if max(matched, resumable) < limit and len(state.ghosts):
+    if max(matched, resumable) < limit and state.ghosts.found:
         above = max(matched, resumable)
         ghost = state.ghosts.deepest(
             prompt.namespace, prompt.buffer, prompt.attributes, above=above, limit=limit

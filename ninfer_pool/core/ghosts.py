@@ -59,25 +59,25 @@ class Ghosts:
     A ghost never makes a hit; it only explains a miss, so a hash may confirm it.
     """
 
-    __slots__ = ("_capacity", "_counts", "_found")
+    __slots__ = ("_capacity", "_counts", "found")
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._found: OrderedDict[_Name, Ghost] = OrderedDict()
+        self.found: OrderedDict[_Name, Ghost] = OrderedDict()
         self._counts: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self.found)
 
     def add(self, namespace: Namespace, tail: bytes, ghost: Ghost) -> None:
         """Remember a removed checkpoint; ``tail``: the bytes of its last `TAIL` tokens."""
         position = ghost.position
         name = (namespace, position, tail)
-        if self._found.pop(name, None) is None:
+        if self.found.pop(name, None) is None:
             self._counts[position] = self._counts.get(position, 0) + 1
-        self._found[name] = ghost
-        if len(self._found) > self._capacity:
-            self._forget(self._found.popitem(last=False)[0])
+        self.found[name] = ghost
+        if len(self.found) > self._capacity:
+            self._forget(self.found.popitem(last=False)[0])
 
     def _forget(self, name: _Name) -> None:
         position = name[1]
@@ -101,7 +101,7 @@ class Ghosts:
         inside = [position for position in self._counts if above < position <= limit]
         for position in sorted(inside, reverse=True):
             tail = view[4 * max(0, position - TAIL) : 4 * position].tobytes()
-            ghost = self._found.get((namespace, position, tail))
+            ghost = self.found.get((namespace, position, tail))
             if ghost is not None:
                 state = Digest()
                 state.update([view[: 4 * position]])
@@ -111,5 +111,5 @@ class Ghosts:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._found.clear()
+        self.found.clear()
         self._counts.clear()

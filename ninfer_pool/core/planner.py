@@ -50,7 +50,7 @@ def plan_chunks(
 
     O(chunks + boundaries).
     """
-    end = len(prompt)
+    end = prompt.length
     wanted = dict(captures)
     stops = {position for position in cuts if start < position < end}
     stops.update(range((start // grid + 1) * grid, end, grid))
@@ -81,7 +81,7 @@ def plan_captures(
     tokens: junctions, and a point shortly before an end that no boundary explains. With ``exact``
     nothing is taken that would add a cut that is not canonical.
     """
-    end = len(prompt)
+    end = prompt.length
     canonical = set(cuts)
     declared = {
         position: kind
@@ -115,7 +115,7 @@ def plan_captures(
     return [
         (position, kind)
         for position, kind in chosen.items()
-        if position <= prompt.shareable and not prompt.inside_media(position)
+        if position <= prompt.shareable and not (prompt.media and prompt.inside_media(position))
     ]
 
 

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, overload
 
-from ninfer_pool.core.admission import admit, choose_lane
+from ninfer_pool.core.admission import admit, choose_lane, search, search_below
 from ninfer_pool.core.audit import audit, describe
 from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.core.entry import Entry
 from ninfer_pool.core.eviction import evict_entry
 from ninfer_pool.core.explain import explain
 from ninfer_pool.core.identity import Namespace
-from ninfer_pool.core.lease import Lease, Pending, RequestOptions
+from ninfer_pool.core.lease import Lease, Pending
 from ninfer_pool.core.lookup import (
     Lookup,
     LookupFilter,
     Matches,
     deepest_resume,
-    find,
     find_anywhere,
     matches,
     prompt_cuts,
     shared_tokens,
 )
+from ninfer_pool.core.progress import RequestOptions
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.core.results import EntryInfo, Event, EvictionCost, Explanation, Refusal, Stats
 from ninfer_pool.core.state import PoolState
@@ -277,11 +276,11 @@ class PrefixPool:
             filter = LookupFilter(read=read, exact=exact, now=self._now(), lane=strict)
             state.expire(filter.now)
             cost = EvictionCost()
-            lookup, explanation = self._search(prompt, filter)
+            lookup, explanation = search(state, prompt, filter)
             if read and state.hooks.searchable:
                 free = bool(state.free_lanes) and lane in (None, *state.free_lanes)
-                lookup, explanation = self._search_below(
-                    lookup, explanation, filter, options, cost, free=free
+                lookup, explanation = search_below(
+                    state, lookup, explanation, filter, options, cost, free=free
                 )
             pending = self._pending(lookup) if wait_for_shared and read else None
             if pending is not None:
@@ -293,38 +292,6 @@ class PrefixPool:
                 return None
             lease = admit(state, lookup, explanation, options, lane=chosen, cost=cost)
             return self._open(lease)
-
-    def _search(self, prompt: Prompt, filter: LookupFilter) -> tuple[Lookup, Explanation]:
-        """Look a prompt up on the device and explain the result."""
-        lookup = find(self.state.catalog, prompt, prompt_cuts(self.config, prompt), filter)
-        explanation = explain(self.state, lookup, filter)
-        if not explanation.resumable:
-            lookup.give_up()
-        return lookup, explanation
-
-    def _search_below(
-        self,
-        lookup: Lookup,
-        explanation: Explanation,
-        filter: LookupFilter,
-        options: RequestOptions,
-        cost: EvictionCost,
-        *,
-        free: bool,
-    ) -> tuple[Lookup, Explanation]:
-        """Have a deeper checkpoint promoted where a lane is free, then search again."""
-        hooks, catalog = self.state.hooks, self.state.catalog
-        if filter.now is not None:
-            hooks.expire(filter.now)
-        if not free:
-            return lookup, explanation
-        version = catalog.version
-        tier = hooks.promote(lookup, filter, reserve_tokens=options.reserve_tokens, cost=cost)
-        if version != catalog.version:
-            lookup, explanation = self._search(lookup.prompt, filter)
-        if tier is not None and lookup.checkpoint is not None:
-            explanation = replace(explanation, tier=tier)
-        return lookup, explanation
 
     def _pending(self, lookup: Lookup) -> Pending | None:
         best: Pending | None = None

@@ -263,7 +263,7 @@ ROWS = (
     ),
     (
         "a lease writes past its reserve",
-        "core/lease.py",
+        "core/progress.py",
         "if end > self.reserved:",
         "if end > self.reserved + 1:",
         "test_lease.py::test_what_advance_refuses",
@@ -362,8 +362,8 @@ ROWS = (
     (
         "one ghost more is remembered",
         "core/ghosts.py",
-        "if len(self._found) > self._capacity:",
-        "if len(self._found) > self._capacity + 1:",
+        "if len(self.found) > self._capacity:",
+        "if len(self.found) > self._capacity + 1:",
         "test_ghosts.py::test_a_ghost_that_is_forgotten_leaves_nothing_behind",
     ),
     (
