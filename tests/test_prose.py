@@ -18,6 +18,11 @@ def run(*paths: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_no_page_and_no_module_breaks_the_word_list() -> None:
+    done = run()
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "text", "line", "word"),
     [

@@ -1,7 +1,7 @@
 """For our own tests and for engine authors: a symbolic engine, an oracle, the proof kit.
 
 ``from ninfer_pool.testing import conformance`` gives the function that proves an engine's
-adapter. `symbolic`, `oracle`, `driver`, `adapter` and `toy` need nothing beside the core;
+adapter. `symbolic`, `oracle`, `driver`, `adapter` and `toy` need nothing but the core;
 `conformance` and `strategies` need Hypothesis and pytest.
 """
 

@@ -25,11 +25,11 @@ Made = TypeVar("Made")
 class EngineAdapter(Protocol):
     """An engine as the pool sees it: pages, lanes, and logits to compare.
 
-    Position ``p`` of a lane lies in page ``table[p // page_tokens]``. What a lane continues from
-    beside its pages is its *state*; its image is all of that state as bytes. Some things more
-    are used where an adapter has them:
+    Position ``p`` of a lane is stored in page ``table[p // page_tokens]``. All that a lane
+    continues from, except its pages, is its *state*; its image is all of that state as bytes.
+    Some things more are used where an adapter has them:
 
-    - ``tail_logits(lane) -> Logits``: what the lane's state says comes next, without a token
+    - ``tail_logits(lane) -> Logits``: the next token's logits by the lane's state, without a token
       computed. Needed with ``end_logits=True``.
     - ``roll_back(lane, position)``: take the lane's state back over rejected drafts. Without it
       drafts are taken back by loading an image that was saved before them.
@@ -37,7 +37,7 @@ class EngineAdapter(Protocol):
     - ``takes_positions = True``: `prefill` and `decode` take ``positions=``, int32 of shape
       (3, n), as well.
     - ``tolerance``: the RMS ratio up to which logits may differ from a cold run's where the pool
-      says that the bits may differ (prefill cut elsewhere, decoded and not prefilled).
+      states that the bits may differ (prefill cut elsewhere, decoded and not prefilled).
     """
 
     config: PoolConfig
@@ -103,7 +103,7 @@ def refuse(engine: EngineAdapter) -> None:
     It prefills ``page_tokens + 1`` tokens in lane 0, saves and loads one image, and reads pages.
 
     Raises:
-        ConfigError: names what is missing, or the size that is wrong, and what would be right.
+        ConfigError: names the missing method or the wrong size, and the right one.
     """
     _check_surface(engine)
     for page in (0, engine.config.num_pages - 1):
@@ -185,7 +185,7 @@ def _check_logits(what: str, logits: object, engine: EngineAdapter) -> None:
 
 
 def _check_image(engine: EngineAdapter) -> None:
-    """Lane 0 stands behind some tokens: its image goes into its pages, not into the rows beside."""
+    """Lane 0 stands behind some tokens: its image goes into its pages, not into other rows."""
     config = engine.config
     pages = tuple(range(config.image_pages))
     beside = np.array([len(pages), len(pages) + 1], dtype=np.int32)

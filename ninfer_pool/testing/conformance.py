@@ -10,7 +10,7 @@ Ten lines in a test file of one's own prove an adapter; here the kit's toy takes
 
 Run pytest on it. What a test draws at random it draws from a seed, so every run repeats.
 ``conformance(make_my_engine, examples=10_000, seed=7)`` looks longer and elsewhere, and so does
-any Hypothesis profile that asks for more than its usual 100 examples.
+any Hypothesis profile that sets more than its usual 100 examples.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ninfer_pool.testing.failing import Failing
 from ninfer_pool.testing.restoring import Restoring
 
 LANES = 3
-"""Lanes that the tests ask a factory for."""
+"""Lanes that the tests request of a factory."""
 
 Factory = Callable[..., EngineAdapter]
 
@@ -59,7 +59,7 @@ def conformance(
             is given those of the keywords ``num_pages=`` and ``lanes=`` that it takes. Weights
             may be shared between adapters; pages and states may not.
         examples: how many random workloads are played; None: 40, or what the Hypothesis profile
-            asks for, where that is more than 100.
+            sets, where that is more than 100.
         seed: of everything random; the same seed, the same run.
         tolerance: the RMS ratio allowed where the bits may differ from a cold run's; None: what
             the adapter states as its ``tolerance``, else 0.001. What the pool calls exact is
@@ -85,8 +85,8 @@ def conformance(
     refuse(engine)
     if engine.config.num_pages < num_pages:
         raise ConfigError(
-            f"num_pages: {engine.config.num_pages}; the tests need {num_pages}: let the factory "
-            f"take num_pages="
+            f"num_pages: {engine.config.num_pages}; the tests need {num_pages}: the factory "
+            f"must take num_pages="
         )
     body = {
         "__doc__": Conformance.__doc__,
@@ -132,9 +132,9 @@ def make(engine_factory: Factory, **sizes: int) -> EngineAdapter:
         needed = {p.name for p in parameters if p.default is p.empty and p.name in names}
         defaults = {"num_pages": 64, "lanes": LANES}
         sizes = {name: size for name, size in defaults.items() if name in needed}
-    told = {name: size for name, size in sizes.items() if takes_all or name in names}
-    engine = engine_factory(**told)
-    for name, size in told.items():
+    given = {name: size for name, size in sizes.items() if takes_all or name in names}
+    engine = engine_factory(**given)
+    for name, size in given.items():
         found = getattr(getattr(engine, "config", None), name, size)
         if found != size:
             raise ConfigError(f"{name}: {found}; the factory was asked for {size}")
@@ -176,7 +176,7 @@ def failures(
 
 
 class _Module(ModuleType):
-    """Lets ``from ninfer_pool.testing import conformance`` be called, module as it is."""
+    """Makes the module callable: ``from ninfer_pool.testing import conformance`` names it."""
 
     def __call__(self, engine_factory: Factory, **options: Any) -> type[Conformance]:
         return conformance(engine_factory, **options)

@@ -19,16 +19,16 @@ CALLS = ("save_image", "load_image", "copy_page", "reset", "prefill", "decode")
 """Calls that fail in turn."""
 MOST_CALLS = 100
 EXAMPLES, USUAL = 40, 100
-"""Random workloads where nothing else is asked for; what a Hypothesis profile usually asks for."""
+"""Random workloads by default; the examples that a Hypothesis profile has by default."""
 
 
 def asked_for(profile: int) -> int:
-    """Return how many random workloads to play, where the profile says ``profile`` examples."""
+    """Return how many random workloads to play, where the profile has ``profile`` examples."""
     return profile if profile > USUAL else EXAMPLES
 
 
 class Failing(Kit):
-    """Whatever happens to other requests, what is left is right."""
+    """Requests that remain are right whatever happens to others."""
 
     # -- memory ----------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class Failing(Kit):
 
     @pytest.mark.parametrize("more", [-1, 0, 1])
     def test_a_lane_keeps_nothing_of_its_last_request(self, more: int) -> None:
-        """A request resumes where its lane's last one ended, or a token beside."""
+        """A request resumes where its lane's last one ended, or a token next to it."""
         host = self.host("G5: a lane keeps nothing of its last request")
         end, (one, other) = 2 * host.config.page_tokens + 1, self.two(host)
         head, stranger = self.words(host, end), self.words(host, end + more, part=1)
@@ -76,7 +76,7 @@ class Failing(Kit):
 
     def test_images_and_pages_are_copied_whole(self) -> None:
         """An image brought to another lane and saved there is the same, byte by byte."""
-        host = self.host("G5: images and pages are copied whole, and what is copied stays")
+        host = self.host("G5: images and pages are copied whole, and copies stay")
         engine, count = host.raw, host.config.image_pages
         page, lane, token = host.config.page_tokens, host.config.lanes - 1, self.two(host)[0]
         words = (self.words(host, page + 1, part=part) for part in (0, 1))
@@ -114,8 +114,8 @@ class Failing(Kit):
         for part in (*range(5), *range(5), 4, 3):
             head = self.words(host, 2 * page - 1 + part % 3, part=part)
             done = host.serve(head, boundaries=[(page + 1, "system")], answer=head[:2])
-            told: dict[str, Any] = {"start": len(done.tokens), "retain": False}
-            host.serve([*done.tokens, head[0]], answer=head[:1], **told)
+            given: dict[str, Any] = {"start": len(done.tokens), "retain": False}
+            host.serve([*done.tokens, head[0]], answer=head[:1], **given)
         if not host.pool.stats().counters.evictions:
             host.fail("nothing was evicted: the test tests nothing")
 
@@ -135,7 +135,7 @@ class Failing(Kit):
         host.serve([*head, other], answer=[one])
 
     def tight(self, lanes: int) -> int:
-        """Return pages for a few checkpoints beside running requests."""
+        """Return pages for a few checkpoints next to running requests."""
         return (4 + 3 * lanes) + (2 + 2 * lanes) * type(self).make().config.image_pages
 
     # -- cancelled and failing ----------------------------------------------------------------
@@ -196,7 +196,7 @@ class Failing(Kit):
                 self.life(host)
 
     def failed(self, host: Host, call: str, number: int, *, late: bool) -> bool:
-        """Serve requests and have a call fail; say whether there were as many calls."""
+        """Serve requests and make a call fail; return whether there were as many calls."""
         calls = 0
 
         def raises(name: str) -> None:

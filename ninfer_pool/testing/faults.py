@@ -1,4 +1,4 @@
-"""A symbolic engine whose operations fail when told to, half done."""
+"""A symbolic engine whose operations fail on request, half done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ninfer_pool.testing.symbolic import SymbolicEngine
 
 
 class OperationFailed(Exception):
-    """The engine could not carry an operation out: a device error, say."""
+    """The engine could not carry an operation out, as at a device error."""
 
 
 class FaultyEngine(SymbolicEngine):

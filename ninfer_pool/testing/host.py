@@ -24,7 +24,7 @@ TOLERANCE = 1e-3
 
 
 class ConformanceError(AssertionError):
-    """An adapter broke a guarantee. The message says which, at which position, how to replay."""
+    """An adapter broke a guarantee. The message names it, its position, and the replay."""
 
 
 class EngineFailure(RuntimeError):
@@ -32,12 +32,12 @@ class EngineFailure(RuntimeError):
 
 
 def tolerance_of(engine: EngineAdapter) -> float:
-    """Return the RMS ratio that an adapter states for what is not exact."""
+    """Return the RMS ratio that an adapter states where bits may differ."""
     return float(getattr(engine, "tolerance", TOLERANCE))
 
 
 def axes(prompt: Prompt, positions: Any, begin: int, end: int) -> Any:
-    """Return the axes (3, end - begin) of positions that may lie past the prompt's end."""
+    """Return the axes (3, end - begin) of positions that may be past the prompt's end."""
     count = len(prompt)
     if positions is None:
         return np.tile(np.arange(begin, end, dtype=np.int32), (3, 1))
@@ -65,7 +65,7 @@ class Cold:
     ) -> dict[int, Logits]:
         """Return the logits after each cut of the prompt and each token of the answer.
 
-        ``extra`` are cuts beside the canonical ones; ``table`` None: the slab's last pages.
+        ``extra`` are cuts next to the canonical ones; ``table`` None: the slab's last pages.
         """
         raw = None if positions is None else positions.tobytes()
         known = (bytes(prompt.buffer), prompt.boundaries, tuple(answer), raw, tuple(extra), lane)
@@ -87,15 +87,15 @@ class Cold:
         made: dict[int, Logits] = {}
         self.engine.reset(lane)
         for begin, end in zip([0, *ends[:-1]], ends, strict=True):
-            along = self.told(axes(prompt, positions, begin, end), lane, begin, table)
+            along = self.options(axes(prompt, positions, begin, end), lane, begin, table)
             made[end] = np.array(self.engine.prefill(prompt.tokens[begin:end], **along))
         for at, token in enumerate(answer, count):
-            along = self.told(axes(prompt, positions, at, at + 1), lane, at, table)
+            along = self.options(axes(prompt, positions, at, at + 1), lane, at, table)
             made[at + 1] = np.array(self.engine.decode(token, **along))
         return made
 
-    def told(self, positions: Any, lane: int, begin: int, table: Any) -> dict[str, Any]:
-        """Return what a call is told beside its tokens."""
+    def options(self, positions: Any, lane: int, begin: int, table: Any) -> dict[str, Any]:
+        """Return the options of a call next to its tokens."""
         along: dict[str, Any] = {"lane": lane, "begin": begin, "table": table}
         if getattr(self.engine, "takes_positions", False):
             along["positions"] = positions
@@ -105,20 +105,20 @@ class Cold:
         """Decode one token where a lane stands."""
         at = np.full((3, 1), begin, dtype=np.int32)
         pages = np.array(table, dtype=np.int32)
-        return np.array(self.engine.decode(token, **self.told(at, lane, begin, pages)))
+        return np.array(self.engine.decode(token, **self.options(at, lane, begin, pages)))
 
 
 def compare(hot: Logits, cold: Logits, *, tolerance: float) -> str | None:
     """Return how ``hot`` differs from ``cold`` by more than an RMS ratio; None: it does not.
 
     Tolerance 0 means every bit. Else the greedy choice must be the same, too, unless the best
-    two lie closer than the tolerance lets them move.
+    two are closer than the tolerance.
     """
     mine, wanted = np.asarray(hot, dtype=np.float64), np.asarray(cold, dtype=np.float64)
     if np.array_equal(hot, cold):
         return None
     if not np.isfinite(mine).all():
-        return "logits are not finite numbers: bytes were read that nobody wrote"
+        return "logits are not finite numbers: bytes were read that were never written"
     scale = float(np.sqrt((wanted**2).mean())) or 1.0
     ratio = float(np.sqrt(((mine - wanted) ** 2).mean())) / scale
     if ratio > tolerance or not tolerance:
@@ -167,7 +167,7 @@ class Host:
         self.running: list[Running] = []
 
     def fail(self, what: str) -> NoReturn:
-        """Raise with what was found and what is being tested."""
+        """Raise with the finding and the guarantee under test."""
         raise ConformanceError(f"{self.about}\n  {what}")
 
     def poison(self) -> None:
@@ -263,7 +263,7 @@ class Running:
 
     @property
     def tokens(self) -> list[int]:
-        """The prompt and what was generated."""
+        """The prompt and the generated tokens."""
         return [*self.lease.prompt.tokens.tolist(), *self.answer]
 
     def restore(self) -> None:
@@ -296,14 +296,14 @@ class Running:
             if isinstance(operation, SaveImage | LoadImage):
                 self.image = self.lease.frontier, operation.pages
 
-    def compute(self, call: Callable[..., Logits], told: Any, tokens: Any) -> None:
+    def compute(self, call: Callable[..., Logits], argument: Any, tokens: Any) -> None:
         """Advance past tokens and have the engine compute them."""
         lease, begin = self.lease, self.lease.frontier
         lease.advance(tokens)
         options: dict[str, Any] = {"lane": lease.lane, "begin": begin, "table": lease.pages}
         if getattr(self.host.raw, "takes_positions", False):
             options["positions"] = axes(lease.prompt, self.positions, begin, lease.frontier)
-        self.seen[lease.frontier] = call(told, **options)
+        self.seen[lease.frontier] = call(argument, **options)
 
     def decode(self, answer: Sequence[int]) -> bool:
         """Decode the given tokens, with more room asked for where needed; False: no room."""
@@ -337,7 +337,7 @@ class Running:
         return True
 
     def forget(self, position: int) -> None:
-        """What was computed past ``position`` no longer counts."""
+        """Discard all logits past ``position``."""
         del self.answer[position - len(self.lease.prompt) :]
         self.seen = {at: logits for at, logits in self.seen.items() if at <= position}
 
@@ -356,7 +356,7 @@ class Running:
             pass
 
     def verify(self) -> None:
-        """Compare every logit with a cold run: bit by bit where the plan says that it is exact."""
+        """Compare every logit with a cold run: bit by bit where the plan is exact."""
         lease = self.lease
         exact = {
             at for at in self.seen if lease.resumed_exact and (lease.planned or at == lease.start)

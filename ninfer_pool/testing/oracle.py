@@ -79,7 +79,7 @@ class OraclePool:
         return oracle
 
     def commit(self, record: Record) -> None:
-        """Retain a checkpoint: beside one of other cuts, instead of one that is not exact."""
+        """Retain a checkpoint: next to one of other cuts, instead of one that is not exact."""
         twins = [old for old in self.records if old[:2] == record[:2]]
         if record.cuts is None:
             if any(twin.cuts is not None for twin in twins):

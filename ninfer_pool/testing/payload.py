@@ -15,12 +15,12 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def check_payload(payload: Payload, config: PoolConfig, *, pages: Sequence[int]) -> None:
-    """Write, read and look at some free pages; ConformanceError says what is wrong.
+    """Write, read and look at some free pages; ConformanceError names the fault.
 
     Args:
         payload: the engine's.
         config: of its pool.
-        pages: at least three ids of pages that nothing uses; what is in them is lost.
+        pages: at least three ids of pages that nothing uses; their content is lost.
 
     >>> from ninfer_pool.tiers import ArrayPayload
     >>> slab = np.zeros((8, 512), dtype=np.uint8)
@@ -35,7 +35,7 @@ def check_payload(payload: Payload, config: PoolConfig, *, pages: Sequence[int])
     given = rng.integers(0, 256, (len(pages), config.page_bytes), dtype=np.uint8)
     payload.write(pages, list(given))
     kept = given.copy()
-    given[:] = 0  # what was handed over may change at once
+    given[:] = 0  # the caller may change its array at once
     _expect(_read(payload, config, pages), kept, "read() after write()")
     backwards = list(reversed(pages))
     _expect(_read(payload, config, backwards), kept[::-1], "read() in another order")
@@ -77,7 +77,9 @@ def _check_words(payload: Payload, config: PoolConfig) -> None:
         offset, outer, row_bytes = region
         end = offset + outer * config.page_tokens * row_bytes
         if min(offset, outer - 1, row_bytes - 1) < 0 or end > config.page_bytes:
-            raise ConformanceError(f"regions: {region}; needs to lie in {config.page_bytes} bytes")
+            raise ConformanceError(
+                f"regions: {region}; needs to be within {config.page_bytes} bytes"
+            )
         covered[offset:end] += 1
     if covered.max(initial=0) > 1:
         raise ConformanceError("regions: two of them overlap")

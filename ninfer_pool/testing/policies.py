@@ -36,12 +36,12 @@ SEEDS, SIMULATED = range(3), range(8)
 
 
 class Supervised(Policy):
-    """Passes everything on to a policy and asserts that it changes no entry and asks no clock."""
+    """Passes everything on to a policy and asserts that it changes no entry and reads no clock."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.held: dict[int, Entry] = {}
-        """What the policy was given and not told to forget."""
+        """The entries that the policy holds."""
 
     def on_insert(self, entry: Entry, tick: int) -> None:
         """Pass it on."""
@@ -128,7 +128,7 @@ class Trial:
     retained: list[tuple[int, ...]] = field(default_factory=list)
     """Every sequence that was committed."""
     lost: list[str] = field(default_factory=list)
-    """The keys of what was shortened or dropped, in order."""
+    """The keys of truncated and evicted entries, in order."""
 
     @classmethod
     def start(cls, make: MakePolicy, config: PoolConfig = CONFIG, *, seed: int = 0) -> Trial:
@@ -166,7 +166,7 @@ class Trial:
         return True
 
     def settle(self) -> None:
-        """Judge the victims, recount everything, and record what was lost."""
+        """Judge the victims, recount everything, and record the losses."""
         self.world.audit()
         self.lost = [e.key for e in self.pool.events() if e.kind in ("truncated", "evicted")]
 
@@ -200,9 +200,9 @@ class Trial:
             assert len(names) == len(set(names)), "the policy offers an entry twice"
             missing = set(policy.held) - set(names)
             assert not missing, f"the policy never offers {len(missing)} of its entries"
-            assert not set(names) - set(policy.held), "the policy offers what is gone"
+            assert not set(names) - set(policy.held), "the policy offers a removed entry"
             thinned = {entry.identity for entry in policy.truncation_candidates(tick)}
-            assert thinned <= set(policy.held), "the policy thins what is gone"
+            assert thinned <= set(policy.held), "the policy truncates a removed entry"
 
     def dict_with_losses(self) -> None:
         """Assert that whatever can be resumed was once committed."""

@@ -1,4 +1,4 @@
-"""Conformance: what is resumed equals what is recomputed."""
+"""Conformance: a resumed run equals a recomputed one."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Restoring(Kit):
 
     @pytest.mark.parametrize("off", EDGES)
     def test_restored_equals_recomputed_at_a_page_edge(self, off: int) -> None:
-        """Two next tokens on one checkpoint beside a page's edge; then both again, deeper."""
+        """Two next tokens on one checkpoint next to a page's edge; then both again, deeper."""
         host = self.host("G5: restored equals recomputed at a page's edge")
         end = 2 * host.config.page_tokens + off
         head, marks = self.words(host, end), [(end, "turn")]
         exact = host.config.end_logits or not host.config.image_bytes
         host.serve(head, boundaries=marks)
-        told: dict[str, Any] = {"boundaries": [*marks, (end + 3, "turn")], "exact": exact}
+        given: dict[str, Any] = {"boundaries": [*marks, (end + 3, "turn")], "exact": exact}
         for token in self.two(host):
             more = [*head, token, *self.words(host, 2, part=token)]
-            host.serve(more, answer=self.words(host, 3, part=7), start=end, **told)
+            host.serve(more, answer=self.words(host, 3, part=7), start=end, **given)
         for token in self.two(host):
             more = [*head, token, *self.words(host, 2, part=token), token]
-            host.serve(more, answer=[token], start=end + 3, **told)
+            host.serve(more, answer=[token], start=end + 3, **given)
 
     @pytest.mark.parametrize("kind", KINDS[:-1])
     def test_restored_equals_recomputed_at_a_checkpoint(self, kind: str) -> None:
@@ -42,14 +42,14 @@ class Restoring(Kit):
         for end in edges(self.host("").config.page_tokens)[1:7]:
             host = self.host(f"G5: restored equals recomputed at a {kind} checkpoint at {end}")
             head, (one, other) = self.words(host, end), self.two(host)
-            told: dict[str, Any] = {"boundaries": [(end, kind)], "answer": [one, other]}
-            host.serve([*head, one, one], **told)
-            host.serve([*head, other, one], start=end, exact=True, **told)
+            given: dict[str, Any] = {"boundaries": [(end, kind)], "answer": [one, other]}
+            host.serve([*head, one, one], **given)
+            host.serve([*head, other, one], start=end, exact=True, **given)
 
     @pytest.mark.parametrize("off", EDGES)
     def test_restored_equals_recomputed_at_a_frontier(self, off: int) -> None:
         """A follow-up resumes behind generated tokens, with two different next tokens."""
-        host = self.host("G5: restored equals recomputed at a frontier beside a page's edge")
+        host = self.host("G5: restored equals recomputed at a frontier next to a page's edge")
         end = 2 * host.config.page_tokens + off
         head, answer = self.words(host, end - 3), self.words(host, 3, part=1)
         host.serve(head, answer=answer)
@@ -89,17 +89,17 @@ class Restoring(Kit):
 
     def test_positions_count(self) -> None:
         """Other positions on one axis share nothing past where they part; equal ones all."""
-        host = self.host("G5: what was computed at other positions is not resumed")
+        host = self.host("G5: KV of other positions is not resumed")
         if not getattr(host.raw, "takes_positions", False):
             pytest.skip("takes no positions")
         end = 2 * host.config.page_tokens + 1
         head, (one, other) = self.words(host, end), self.two(host)
         for stem, start in ((0, 0), (1, 0), (0, end), (1, end)):
             more = [*head, other] if start else head
-            told: dict[str, Any] = {"positions": shifted(len(more), stem=stem)}
+            given: dict[str, Any] = {"positions": shifted(len(more), stem=stem)}
             if host.config.image_bytes or start:
-                told["start"] = start
-            host.serve(more, boundaries=[(end, "turn")], answer=[one], **told)
+                given["start"] = start
+            host.serve(more, boundaries=[(end, "turn")], answer=[one], **given)
 
     # -- drafts, forks, lanes ----------------------------------------------------------------
 
@@ -132,8 +132,8 @@ class Restoring(Kit):
             head, one = self.words(host, end, part=end), self.two(host)[0]
             host.serve(head, boundaries=[(end, "turn")])
             tails = [[(one + lane) % host.raw.vocab_size] * 2 for lane in range(lanes)]
-            told: dict[str, Any] = {"boundaries": [(end, "turn")], "start": end}
-            running = [host.admit([*head, *tail], **told) for tail in tails]
+            given: dict[str, Any] = {"boundaries": [(end, "turn")], "start": end}
+            running = [host.admit([*head, *tail], **given) for tail in tails]
             self.together(running, [[tail[0], one, one] for tail in tails])
             for forked in running:
                 host.serve([*forked.tokens, one], answer=[one], start=len(forked.tokens))
@@ -157,15 +157,15 @@ class Restoring(Kit):
             host = self.host(f"G11: published at {end} means complete")
             self.lanes(host)
             head, (one, other) = self.words(host, end), self.two(host)
-            told: dict[str, Any] = {"boundaries": [(end, "system")]}
-            leader = host.admit([*head, one, one], **told)
+            given: dict[str, Any] = {"boundaries": [(end, "system")]}
+            leader = host.admit([*head, one, one], **given)
             leader.restore()
             while leader.lease.frontier < end:
                 leader.step()
             leader.lease.publish()
             if leader_first:
                 leader.step()
-            follower = host.admit([*head, other, one], start=end, **told)
+            follower = host.admit([*head, other, one], start=end, **given)
             self.together([follower], [[one, one]])
             with leader:
                 while leader.step():
@@ -189,8 +189,8 @@ class Restoring(Kit):
             (None, other, end),
             (space, other, end),
         ):
-            told: dict[str, Any] = {"boundaries": [(end, "turn")], "namespace": namespace}
-            host.serve([*head, token], start=start, answer=[one], **told)
+            given: dict[str, Any] = {"boundaries": [(end, "turn")], "namespace": namespace}
+            host.serve([*head, token], start=start, answer=[one], **given)
 
     def test_another_identity_is_named_by_every_engine(self) -> None:
         """Two engines of one factory share, another factory's have another namespace."""

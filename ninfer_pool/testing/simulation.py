@@ -1,7 +1,7 @@
 """A seeded simulation with fault injection: `simulate` replays a seed exactly.
 
-Each seed draws a pool, and which kinds of action are frequent, rare or absent (swarm weights),
-and lives through them three times, with less and less room.
+Each seed draws a pool. It also draws which kinds of action are frequent, rare or absent (swarm
+weights), and lives through them three times, with less and less room.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Action = Callable[[World], str]
 
 
 class SimulationFailed(Exception):
-    """A seed that broke a guarantee; its cause is what was seen."""
+    """A seed that broke a guarantee; its cause is the finding."""
 
     def __init__(self, seed: int, *, room: float, step: int, steps: int, log: list[str]) -> None:
         super().__init__(f"seed {seed} failed at step {step} with {room:g} of its room")
@@ -37,7 +37,7 @@ class SimulationFailed(Exception):
         self.step = step
         self.steps = steps
         self.log = log
-        """What had happened, a line a step."""
+        """All steps so far, one line each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Life:
     """Of all that happened: two runs of a seed have the same."""
 
 
-# -- actions: each does something to the world and says what -----------------------------------
+# -- actions: each changes the world and returns a line -----------------------------------
 
 
 def ask(world: World) -> str:
@@ -205,7 +205,7 @@ def cancel(world: World, job: Job) -> str:
 
 
 def lie(world: World, job: Job) -> str:
-    """The engine stands elsewhere than it told: nothing of the request is retained (G5)."""
+    """The engine's position is not the pool's: nothing of the request is retained (G5)."""
     lease, off = job.lease, world.pick(-1, 1)
     count, fresh = world.pool.stats().counters.position_mismatches, lease.doubt is None
     if world.random.random() < 0.5:
@@ -275,7 +275,7 @@ def simulate(seed: int, *, steps: int = STEPS, policy: Callable[[], Policy] | No
     ``policy``: a factory that replaces the seed's own policy.
 
     Raises:
-        SimulationFailed: with what was seen as its cause.
+        SimulationFailed: its cause is the finding.
     """
     digest = hashlib.blake2b(digest_size=8)
     actions: Counter[str] = Counter()

@@ -1,9 +1,9 @@
 """An engine whose KV rows and images are digests, so that any wrong restore shows at once.
 
-A row of a page holds two digests: *content*, of the namespace, every token up to it and all that
-tokens carry; and *bits*, of the content and of the shapes of the prefill calls that made it, as
-the rows of a matrix product depend on how many there are. An image holds its lane's whole chain
-of rows. Whoever reads compares: a page of another computation, a state one token off, a recycled
+A row of a page holds two digests. *Content* is of the namespace, of every token up to it and of
+their attributes. *Bits* is of the content and of the shapes of the prefill calls that made it:
+the rows of a matrix product depend on their number. An image holds its lane's whole chain
+of rows. Every read compares: a page of another computation, a state one token off, a recycled
 page or a forgotten media digest raises `EngineFault` where it is read.
 """
 
@@ -25,7 +25,7 @@ from ninfer_pool.core.prompt import Prompt
 
 
 class EngineFault(AssertionError):
-    """What was restored is not what the request computed."""
+    """A restored row or state is not the one that the request computed."""
 
 
 class Cell(NamedTuple):
@@ -94,7 +94,7 @@ class SymbolicEngine:
 
     Args:
         config: the pool's.
-        namespace: of every lane that `bind` told nothing else.
+        namespace: of every lane that `bind` did not name.
         answer: token ids that `decode` yields; None: eight that follow from the logits.
     """
 
@@ -115,7 +115,7 @@ class SymbolicEngine:
         self._prompts: dict[int, Prompt] = {}
 
     def bind(self, lane: int, prompt: Prompt) -> None:
-        """Tell what the lane's tokens carry: the prompt's namespace, media, positions, types."""
+        """Set the lane's namespace, and its tokens' media, positions and types, by a prompt."""
         self._prompts[lane] = prompt
 
     def execute(self, operations: Iterable[Operation]) -> None:
@@ -186,7 +186,7 @@ class SymbolicEngine:
         return len(self._lanes[lane])
 
     def tail_logits(self, lane: int) -> bytes:
-        """Return what the lane's state says comes next."""
+        """Return the next token by the lane's state."""
         chain = self._lanes[lane]
         return digest(chain[-1].content if chain else b"")
 
@@ -253,7 +253,7 @@ class SymbolicEngine:
 def audit(pool: PrefixPool, engine: SymbolicEngine) -> int:
     """Check every retained checkpoint against the tokens that it is indexed under (G5, G11).
 
-    Poisons the free pages on the way, so that whoever still counts on one is found out.
+    Poisons the free pages on the way, so that a reader of one is detected.
     Returns the number of checkpoints seen.
 
     Raises:

@@ -1,8 +1,8 @@
 """A small hybrid model in numpy, and the adapter for it: some 30 lines of its own each.
 
-One linear-attention layer with two decays and a convolution over three tokens, one attention
-layer with rotary positions, a row of draft KV that depends on the hidden tail before it, and
-logits that depend on all of them. Every token is computed by itself, so prefill and decode give
+One linear-attention layer has two decays and a convolution over three tokens, one attention
+layer rotary positions. A row of draft KV depends on the hidden tail before it, and logits depend
+on all of them. Every token is computed by itself, so prefill and decode give
 the same bits however they are cut: `ToyEngine.tolerance` is 0.
 """
 
@@ -33,7 +33,7 @@ REMEMBERED = 16
 
 @dataclass(slots=True)
 class State:
-    """What a lane continues from beside its pages."""
+    """All that a lane continues from, except its pages."""
 
     recurrent: Array
     """(2, WIDTH, WIDTH)"""
@@ -81,7 +81,7 @@ class ToyModel:
         self.turn = (0.9 ** np.arange(3 * WIDTH // 2)).reshape(3, -1)
 
     def mix(self, token: int, state: State) -> tuple[Array, Array]:
-        """Take a token through the recurrent layer; return its embedding and what comes out."""
+        """Take a token through the recurrent layer; return its embedding and the output."""
         x = self.embedding[token]
         if not self.recurrent:
             return x, x
@@ -201,7 +201,7 @@ class ToyEngine:
         return rows
 
     def tail_logits(self, lane: int) -> Logits:
-        """Return what the lane's hidden tail says comes next."""
+        """Return the next token's logits by the lane's hidden tail."""
         logits: Logits = self.lanes[lane].tail @ self.model.head
         return logits
 

@@ -25,7 +25,7 @@ class IllegalVictim(AssertionError):
 
 
 class Victim(NamedTuple):
-    """What went for room."""
+    """A checkpoint or entry removed for room."""
 
     what: str
     pages: int
@@ -39,13 +39,13 @@ class Victim(NamedTuple):
 def picture(pool: PrefixPool, *, order: bool = True) -> Any:
     """Return everything that an answer or a victim could depend on, to compare (G6, G7).
 
-    ``victims``: also ask the policy; False for one that learns from being asked, as S3-FIFO does.
+    ``victims``: also read the policy; False for one whose order changes by reading, as S3-FIFO.
     """
     with pool.state.lock:
         state = pool.state
         ranked = list(state.catalog.order.victims(state.tick)) if order else []
         if isinstance(state.catalog.order, Questioned):
-            state.catalog.order.offered = None  # nobody goes for having been looked at
+            state.catalog.order.offered = None  # reading evicts no entry
         marks = [
             (mark.position, mark.tick, mark.uses, mark.refs, mark.superseded)
             for root in state.catalog.roots.values()
@@ -71,7 +71,7 @@ class Questioned(VictimOrder):
     def __init__(self, make: Callable[[], Policy]) -> None:
         super().__init__(make)
         self.offered: list[Entry] | None = None
-        """What was offered since the last victim; None: nobody has asked."""
+        """The entries offered since the last victim; None: none were requested."""
 
     def truncation_candidates(self, tick: int) -> Iterator[Entry]:
         """See `Policy.truncation_candidates`."""
@@ -112,9 +112,9 @@ class Questioned(VictimOrder):
 class Watch:
     """Judges every victim that a pool takes for room (G1, G2, G4); the pool must be new.
 
-    Let it make the two calls that may evict to admit, `acquire` and `extend`, and call `settle`
+    Use it for the two calls that may evict to admit, `acquire` and `extend`, and call `settle`
     after every other one: each victim then was needed when it went, so that together they free
-    at most what was needed and the largest of them.
+    at most the need and the largest of them.
 
     Raises:
         IllegalVictim: from any call of the pool, and from `settle`.

@@ -1,4 +1,4 @@
-"""An adapter whose every call is watched: it writes what it was asked to write, and no more."""
+"""An adapter whose every call is watched: it writes the requested pages, and no more."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Watched:
     """Fulfils `EngineAdapter`; reads back every page that the pool holds after each call.
 
     Args:
-        engine: what to watch. pool: tells which pages are held; free ones may hold anything.
-        fail: called with what was found; raises.
+        engine: the adapter to watch. pool: its pool; free pages may hold anything.
+        fail: called with the finding; raises.
 
     `before_call` and `after_call` are called with a method's name: faults are injected there.
     """
@@ -52,11 +52,11 @@ class Watched:
                 self._fail(f"{call} wrote page {page}, which others read (from byte {first} on)")
         self._bytes = now
 
-    def _call(self, name: str, *args: Any, may_write: Collection[int] = (), **told: Any) -> Any:
+    def _call(self, name: str, *args: Any, may_write: Collection[int] = (), **given: Any) -> Any:
         if self.before_call is not None:
             self.before_call(name)
         try:
-            made = getattr(self.engine, name)(*args, **told)
+            made = getattr(self.engine, name)(*args, **given)
         except Exception as error:
             self._fail(f"{name} raised {type(error).__name__}: {error}")
         self.look(name, may_write)
@@ -64,26 +64,26 @@ class Watched:
             self.after_call(name)
         return made
 
-    def _compute(self, name: str, what: Any, count: int, told: dict[str, Any]) -> Logits:
-        size, begin = self.config.page_tokens, told["begin"]
-        mine = told["table"][begin // size : (begin + count - 1) // size + 1].tolist()
-        table = told["table"].copy()
-        logits: Logits = np.array(self._call(name, what, may_write=mine, **told))
-        if not np.array_equal(table, told["table"]):
+    def _compute(self, name: str, what: Any, count: int, given: dict[str, Any]) -> Logits:
+        size, begin = self.config.page_tokens, given["begin"]
+        mine = given["table"][begin // size : (begin + count - 1) // size + 1].tolist()
+        table = given["table"].copy()
+        logits: Logits = np.array(self._call(name, what, may_write=mine, **given))
+        if not np.array_equal(table, given["table"]):
             self._fail(f"{name} changed the page table that it was given")
         return logits
 
     def prefill(
-        self, tokens: Tokens, *, lane: int, begin: int, table: Pages, **told: Any
+        self, tokens: Tokens, *, lane: int, begin: int, table: Pages, **given: Any
     ) -> Logits:
         """Only the pages of the tokens' positions may be written."""
-        told |= {"lane": lane, "begin": begin, "table": table}
-        return self._compute("prefill", tokens, len(tokens), told)
+        given |= {"lane": lane, "begin": begin, "table": table}
+        return self._compute("prefill", tokens, len(tokens), given)
 
-    def decode(self, token: int, *, lane: int, begin: int, table: Pages, **told: Any) -> Logits:
+    def decode(self, token: int, *, lane: int, begin: int, table: Pages, **given: Any) -> Logits:
         """Only the page of the token's position may be written."""
-        told |= {"lane": lane, "begin": begin, "table": table}
-        return self._compute("decode", token, 1, told)
+        given |= {"lane": lane, "begin": begin, "table": table}
+        return self._compute("decode", token, 1, given)
 
     def save_image(self, lane: int, pages: Sequence[int]) -> None:
         """Only the image's pages may be written."""

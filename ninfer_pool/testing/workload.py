@@ -19,7 +19,7 @@ class Begin(NamedTuple):
     after: bool
     """Follow the ``stem``-th finished request instead."""
     head: int
-    """Tokens of the stem; of what is followed: how many of its last to drop."""
+    """Tokens of the stem; of a followed request: how many of its last to drop."""
     tail: tuple[int, ...]
     marks: tuple[tuple[int, str], ...]
     options: dict[str, Any]
@@ -40,12 +40,12 @@ ACTS = (
 
 
 def edges(page: int) -> list[int]:
-    """Return lengths beside the edges of the first pages."""
+    """Return lengths next to the edges of the first pages."""
     return sorted({n * page + off for n in (1, 2, 3) for off in (-1, 0, 1)} - {0})
 
 
 def begins(page: int) -> st.SearchStrategy[Begin]:
-    """Draw requests; prompts share stems, and part beside page edges."""
+    """Draw requests; prompts share stems, and part next to page edges."""
     lengths = st.sampled_from(edges(page))
     kinds = st.sampled_from(KINDS[:-1])
     some = st.lists(st.tuples(lengths, kinds), max_size=2).map(lambda marks: tuple(sorted(marks)))
@@ -103,10 +103,10 @@ class Player:
         self.stems = stems
         self.word = word
         self.done: list[list[int]] = []
-        """The tokens of what was finished."""
+        """The tokens of finished requests."""
 
     def play(self, workload: Sequence[Begin | Act]) -> None:
-        """Play all of it, finish what still runs, then ask for everything once more."""
+        """Play all of it, finish the running requests, then request everything once more."""
         for action in workload:
             if isinstance(action, Begin):
                 self.begin(action)
@@ -176,12 +176,12 @@ class Player:
                 self.host.pool.evict(entries[action.which % len(entries)].key)
 
     def prefill(self, running: Running) -> None:
-        """Prefill what is left of the prompt."""
+        """Prefill the rest of the prompt."""
         while running.step():
             pass
 
     def finish(self, running: Running) -> None:
-        """Prefill what is left and commit."""
+        """Prefill the rest and commit."""
         with running:
             self.prefill(running)
             running.finish()

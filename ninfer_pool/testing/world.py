@@ -1,4 +1,4 @@
-"""One seed's world: a pool, an engine that may fail, conversations, and all that may befall them.
+"""One seed's world: a pool, an engine that may fail, conversations, and their faults.
 
 Everything that happens is drawn from one `random.Random`, so a seed replays exactly. After each
 step everything is recounted and compared: see `World.audit`.
@@ -30,7 +30,7 @@ SPACES = tuple(
     for kv_dtype, salt in (("int8", None), ("int8", None), ("int8", "tenant"), ("bf16", None))
 )
 LEARNS_FROM_ORDER = ("s3fifo",)
-"""Policies that one must not ask for their order only to look at it."""
+"""Policies whose order changes by reading it."""
 MOST_TOKENS = 48
 
 
@@ -153,7 +153,7 @@ class World:
         return [self.random.randrange(3) for _ in range(self.random.randint(1, most))]
 
     def next_prompt(self) -> tuple[Talk, Prompt]:
-        """Go on with a conversation, begin one, ask the same again, or part from it."""
+        """Go on with a conversation, begin one, repeat one, or part from it."""
         new = not self.talks or self.random.random() < 0.3
         talk = self.new_talk() if new else self.pick(*self.talks)
         if len(talk.tokens) > MOST_TOKENS:
@@ -184,7 +184,7 @@ class World:
         return {"reserve_tokens": self.random.randint(0, 9), **chosen}
 
     def acquire(self, prompt: Prompt, **options: Any) -> Lease | Pending | None:
-        """Acquire, with the answer compared with brute force where that can tell."""
+        """Acquire, with the answer compared with brute force where that is certain."""
         asked = {"read": options.get("read", True), "exact": options.get("exact", False)}
         wanted = OraclePool.of(self.pool).predict(prompt, **asked)
         expiring = bool(self.pool.state.catalog.deadlines)
@@ -203,7 +203,7 @@ class World:
         return lease
 
     def restore(self, lease: Lease) -> None:
-        """Bring the lane to where the lease starts, and compare what is there."""
+        """Bring the lane to where the lease starts, and compare its content."""
         self.engine.bind(lease.lane, lease.prompt)
         self.engine.execute(lease.restore())
         self.engine.verify(lease)
@@ -219,7 +219,7 @@ class World:
         return f"to {chunk.end} {chunk.checkpoint}"
 
     def compute(self, lease: Lease, tokens: Any) -> None:
-        """Let the lane take these tokens in one call."""
+        """Compute these tokens in the lane, in one call."""
         begin = lease.frontier
         lease.advance(tokens)
         self.engine.prefill(tokens, lease.pages, begin, lease.lane)
@@ -259,7 +259,7 @@ class World:
         return done
 
     def fail(self, job: Job, operations: int) -> str:
-        """Go on with a request until an operation fails; whoever sees it gives the request up."""
+        """Go on with a request until an operation fails; then release the request."""
         self.engine.failing = operations
         try:
             while self.prefill(job.lease) != "done":
@@ -283,7 +283,7 @@ class World:
 
     def audit(self) -> None:
         """Recount everything; compare every checkpoint and every running request's pages with
-        what their tokens mean; judge what went."""
+        what their tokens mean; judge the victims."""
         self.jobs = [job for job in self.jobs if not job.lease.ended]
         self.watch.settle()
         self.pool.check()
@@ -302,7 +302,7 @@ class World:
                         media = payload_fields(payload).get(ord("M"))
                         length = int.from_bytes(media[:8], "little") if media else 0
                         inside = begin < mark.position < begin + length
-                        assert not inside, f"{mark!r} lies inside a media span"
+                        assert not inside, f"{mark!r} is inside a media span"
 
     def wind_down(self) -> None:
         """Give everything up; every page must come back."""
