@@ -160,7 +160,8 @@ def _take(
         images = min(demand.images, (demand.freeable - demand.pages) // config.image_pages)
     total = demand.pages + images * config.image_pages
     before = ledger.retained
-    evict_for(state, total, cost)
+    if ledger.free < total:
+        evict_for(state, total, cost)
     cost.needed += total if ledger.retained < before else 0
     own = ledger.take(demand.pages, images=images)
     pages = np.concatenate((shared, own[: demand.pages]))

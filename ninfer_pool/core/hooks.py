@@ -17,10 +17,8 @@ UNREACHABLE = "tiers: none; files need a way to the pages, see ninfer_pool.tiers
 class TierHooks:
     """A pool without tiers: every hook is a no-op. All are called under the pool's lock."""
 
-    @property
-    def searchable(self) -> Sequence[SearchableTier]:
-        """The tiers that a lookup searches, the fastest first."""
-        return ()
+    searchable: Sequence[SearchableTier] = ()
+    """The tiers that a lookup searches, the fastest first."""
 
     def on_evict(self, entry: Entry | None, checkpoint: Checkpoint) -> None:
         """No-op. A checkpoint is about to be evicted: the tip of ``entry``, or a superseded one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -228,6 +229,8 @@ def _is_tag(step: str | int) -> bool:
 # -- values ---------------------------------------------------------------------------------
 
 _SAMPLED = [each.name for each in fields(Sampling)]
+_checked_sampling = lru_cache(maxsize=256)(Sampling)
+"""One checked value per settings: a client sends the same with each request."""
 
 
 def sampling(body: Body) -> Sampling:
@@ -237,7 +240,7 @@ def sampling(body: Body) -> Sampling:
     known = {name: value for name, value in given.items() if value is not None}
     # Only the likeliest token is within the first 0 of the probability.
     heat = 0.0 if body.top_p == 0 else known.get("temperature", 1.0)
-    return Sampling(**{**known, "temperature": heat})
+    return _checked_sampling(**{**known, "temperature": heat})
 
 
 def controls(

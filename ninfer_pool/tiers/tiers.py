@@ -11,7 +11,7 @@ from ninfer_pool.core.entry import Checkpoint, Entry
 from ninfer_pool.core.eviction import evict_entry
 from ninfer_pool.core.hooks import TierHooks
 from ninfer_pool.core.identity import Attribute, Namespace
-from ninfer_pool.core.lookup import Lookup, LookupFilter, SearchableTier
+from ninfer_pool.core.lookup import Lookup, LookupFilter
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.core.results import EntryInfo, EvictionCost, TierStats
@@ -77,6 +77,7 @@ class Tiers(TierHooks):
         self.opening_seconds = 0.0
         """How long it took to index what the folder held."""
         self.shelves = list(shelves)
+        self.searchable = self.shelves
         self.rates = rates or Rates()
         self.down = Descent(pool, payload, self.shelves, background=background)
         self.ahead = Ahead(self.down)
@@ -119,11 +120,6 @@ class Tiers(TierHooks):
                     self.rates.note_restore(shelf.name, size, reading)
 
     # -- what the pool asks ----------------------------------------------------------------
-
-    @property
-    def searchable(self) -> Sequence[SearchableTier]:
-        """See `TierHooks`."""
-        return self.shelves
 
     def on_evict(self, entry: Entry | None, checkpoint: Checkpoint) -> None:
         """See `TierHooks`. Whatever goes wrong here is told, and fails no request (G8)."""
