@@ -18,7 +18,7 @@ Cell = tuple[int, bytes]
 """A token and what it carries."""
 
 
-class Record(NamedTuple):
+class OracleCheckpoint(NamedTuple):
     """A checkpoint after ``cells``; ``cuts`` as a `Checkpoint` has them."""
 
     namespace: Namespace
@@ -63,7 +63,7 @@ class OraclePool:
 
     def __init__(self, config: PoolConfig) -> None:
         self.config = config
-        self.records: list[Record] = []
+        self.records: list[OracleCheckpoint] = []
 
     @classmethod
     def of(cls, pool: PrefixPool) -> OraclePool:
@@ -75,10 +75,10 @@ class OraclePool:
                     tokens = memoryview(radix.tokens_to(node, mark.position)).cast("i").tolist()
                     carried = dict(radix.attributes_to(node, mark.position))
                     cells = tuple((token, carried.get(at, b"")) for at, token in enumerate(tokens))
-                    oracle.records.append(Record(namespace, cells, mark.kind, mark.cuts))
+                    oracle.records.append(OracleCheckpoint(namespace, cells, mark.kind, mark.cuts))
         return oracle
 
-    def commit(self, record: Record) -> None:
+    def commit(self, record: OracleCheckpoint) -> None:
         """Retain a checkpoint: next to one of other cuts, instead of one that is not exact."""
         twins = [old for old in self.records if old[:2] == record[:2]]
         if record.cuts is None:
@@ -115,7 +115,7 @@ class OraclePool:
             reasons=self._reasons(prompt, read=read, position=position, walked=walked),
         )
 
-    def _exact(self, record: Record, prompt: Prompt) -> bool:
+    def _exact(self, record: OracleCheckpoint, prompt: Prompt) -> bool:
         """A cold run of the prompt cuts where this one's computation was cut, and here."""
         config, at = self.config, record.position
         cuts = canonical_cuts(prompt.boundaries, grid=config.grid, min_chunk=config.min_chunk)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ninfer_pool import Lease, Namespace, PoolConfig, Prompt
 from ninfer_pool.core.lookup import deepest_resume
 from ninfer_pool.core.planner import canonical_cuts, plan_captures
-from ninfer_pool.testing.oracle import OraclePool, Record, cells_of, common
+from ninfer_pool.testing.oracle import OracleCheckpoint, OraclePool, cells_of, common
 from tests.machinery import strategies
 from tests.machinery.driver import SPACE, Driver
 
@@ -191,7 +191,7 @@ def test_an_unlimited_pool_holds_what_the_oracle_holds(requests: Any) -> None:
             cells = cells_of(prompt)
             for mark in lease.taken:
                 place = cells[: mark.position]
-                oracle.commit(Record(prompt.namespace, place, mark.kind, mark.cuts))
+                oracle.commit(OracleCheckpoint(prompt.namespace, place, mark.kind, mark.cuts))
             lease.commit()
         assert OraclePool.of(shop.pool).keys() == oracle.keys()
 
