@@ -327,8 +327,7 @@ class Lease(LeaseProgress):
         self._state.ledger.unref_lease(self.borrowed)
         self._state.ledger.unref_lease(self.own)
         self.ended = True
-        if self.on_end is not None:
-            self.on_end(self)
+        self.on_end(self)
         self._state.return_lane(self.lane, committed=committed)
 
     def __enter__(self) -> Lease:

@@ -99,7 +99,7 @@ class LeaseProgress:
         """The position of the deepest checkpoint that it left; 0: it left none."""
         self.doubt: str | None = None
         """Why nothing of this lease will be retained, if so."""
-        self.on_end: Callable[[Any], None] | None = None
+        self.on_end: Callable[[Any], object] = lambda lease: None
         """Called at its end, with the lease, by the pool that it belongs to."""
         self.taken: list[Checkpoint] = []
         """Checkpoints taken, ascending; the first `published` are visible to others already."""
