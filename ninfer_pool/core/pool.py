@@ -287,11 +287,14 @@ class PrefixPool:
                 return pending
             chosen = choose_lane(state, lookup, wanted=lane, near=near)
             if chosen is None:
-                home = self.config.affinity == "strict" and lookup.checkpoint is not None
-                state.refuse("home_lane_busy" if home and state.free_lanes else "no_lane", 0)
-                return None
+                return self._refuse_lane(lookup)
             lease = admit(state, lookup, explanation, options, lane=chosen, cost=cost)
             return self._open(lease)
+
+    def _refuse_lane(self, lookup: Lookup) -> None:
+        state = self.state
+        home = self.config.affinity == "strict" and lookup.checkpoint is not None
+        state.refuse("home_lane_busy" if home and state.free_lanes else "no_lane", 0)
 
     def _pending(self, lookup: Lookup) -> Pending | None:
         best: Pending | None = None
