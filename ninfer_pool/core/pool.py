@@ -291,10 +291,11 @@ class PrefixPool:
             lease = admit(state, lookup, explanation, options, lane=chosen, cost=cost)
             return self._open(lease)
 
-    def _refuse_lane(self, lookup: Lookup) -> None:
+    def _refuse_lane(self, lookup: Lookup) -> Lease | None:
         state = self.state
         home = self.config.affinity == "strict" and lookup.checkpoint is not None
         state.refuse("home_lane_busy" if home and state.free_lanes else "no_lane", 0)
+        return None
 
     def _pending(self, lookup: Lookup) -> Pending | None:
         best: Pending | None = None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.core.hooks import TierHooks
-from ninfer_pool.core.lookup import SearchableTier
 from tests.machinery.driver import Driver
 
 CONFIG = PoolConfig(num_pages=64, page_bytes=16, image_bytes=16, page_tokens=4, clock=lambda: 1.0)
@@ -24,10 +22,7 @@ class OneTier(TierHooks):
         self.catalog = shop.pool.state.catalog
         self.tier = tier
         self.consumed: list[str] = []
-
-    @property
-    def searchable(self) -> Sequence[SearchableTier]:
-        return [self]
+        self.searchable = (self,)
 
     def cheaper_than_prefill(self, position: int, *, above: int) -> bool:
         return True
