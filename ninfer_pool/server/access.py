@@ -53,19 +53,17 @@ class AccessGuard:
         if self._key is None:
             if not _is_local(scope) or self._has_name(host):
                 return None
+            text = f"--api-key or --cors http://{host}"
             return ApiError(
-                403,
-                f"Host {host}: not a name of this machine; start the server with --api-key "
-                f"or --cors http://{host}",
+                403, f"Host {host}: not a name of this machine; start the server with {text}"
             )
         if any(secrets.compare_digest(each, self._key) for each in _keys(headers)):
             return None
         return ApiError(401, "no valid API key; send it as Authorization: Bearer or x-api-key")
 
     def _allows(self, origin: str, host: str) -> bool:
-        if "*" in self._origins or origin in self._origins:
-            return True
-        return bool(host) and _host(origin) == host
+        own = bool(host) and _host(origin) == host
+        return own or not self._origins.isdisjoint(("*", origin))
 
     def _has_name(self, host: str) -> bool:
         """Return whether a Host cannot be an attacker's name for this machine.

@@ -26,7 +26,7 @@ from ninfer_pool.server.anthropic_replies import MessagesWriter
 from ninfer_pool.server.errors import ApiError, error_response
 from ninfer_pool.server.metrics import wants_prometheus
 from ninfer_pool.server.openai_replies import ChatWriter, CompletionWriter
-from ninfer_pool.server.reply import Reply, ReplyWriterType
+from ninfer_pool.server.reply import Reply, ReplyWriter
 from ninfer_pool.server.request import ServedRequest
 from ninfer_pool.server.service import LONG, MOST_SHOWN, Parse, Service
 from ninfer_pool.server.settings import Settings
@@ -137,7 +137,7 @@ class Routes:
         return await self._serve(request, anthropic.parse_messages, MessagesWriter)
 
     async def _serve(
-        self, request: HttpRequest, parse: Parse, writers: ReplyWriterType
+        self, request: HttpRequest, parse: Parse, writers: type[ReplyWriter]
     ) -> Response:
         return Reply(self._service, await self._prepared(request, parse), writers)
 

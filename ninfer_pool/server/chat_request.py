@@ -134,3 +134,12 @@ class Report:
     def created_tokens(self) -> int:
         """Prompt tokens that were computed and are retained now."""
         return max(0, min(self.retained_tokens, self.prompt_tokens) - self.cached_tokens)
+
+
+COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens")
+OUTCOME = ("reuse", "reason", "exact", "finish")
+
+
+def fields_of(value: object, *names: str) -> dict[str, Any]:
+    """Return some attributes of a value by name, in this order."""
+    return {name: getattr(value, name) for name in names}

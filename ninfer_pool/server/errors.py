@@ -71,25 +71,15 @@ class ApiError(PoolError):
         field = _FIELD.match(str(error))
         return cls(400, str(error), param=field.group() if field else None)
 
-    def status_of(self, *, anthropic: bool) -> int:
-        """Return the status that a dialect's clients expect: Anthropic's 529 of a busy server."""
-        return _BUSY_TO_ANTHROPIC if anthropic and self.status == _BUSY else self.status
-
     def openai(self) -> dict[str, Any]:
         """Return the body as OpenAI's clients read it."""
-        error = {
-            "message": self.message,
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
-        }
-        return {"error": error}
+        fields = {"type": self.kind, "param": self.param, "code": self.code}
+        return {"error": {"message": self.message, **fields}}
 
     def anthropic(self) -> dict[str, Any]:
         """Return the body as Anthropic's clients read it."""
-        error: dict[str, Any] = {"type": self._anthropic_kind, "message": self.message}
-        if self.details is not None:
-            error["details"] = self.details
+        details = {} if self.details is None else {"details": self.details}
+        error = {"type": self._anthropic_kind, "message": self.message, **details}
         return {"type": "error", "error": error}
 
 
@@ -97,9 +87,10 @@ def error_response(
     error: ApiError, path: str, *, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Return the answer for an error, in the dialect of the path."""
-    anthropic = path.startswith("/v1/messages")
-    content = error.anthropic() if anthropic else error.openai()
-    return JSONResponse(content, error.status_of(anthropic=anthropic), headers)
+    if not path.startswith("/v1/messages"):
+        return JSONResponse(error.openai(), error.status, headers)
+    status = _BUSY_TO_ANTHROPIC if error.status == _BUSY else error.status
+    return JSONResponse(error.anthropic(), status, headers)
 
 
 def invalid(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:

@@ -23,14 +23,12 @@ class Lifetimes:
     def __init__(
         self, pool: PrefixPool, clock: Callable[[], float], registry: CollectorRegistry
     ) -> None:
-        histogram = partial(
-            Histogram, namespace="ninfer_pool", registry=registry, buckets=AGE_SECONDS
-        )
-        self._lifetime = histogram(
+        waits = partial(Histogram, namespace="ninfer_pool", registry=registry, buckets=AGE_SECONDS)
+        self._lifetime = waits(
             "entry_lifetime_seconds", "From an entry's insertion to its eviction"
         )
-        self._gap = histogram("entry_reuse_gap_seconds", "Between two uses of an entry")
-        self._idle = histogram("entry_idle_seconds", "From an entry's last use to its eviction")
+        self._gap = waits("entry_reuse_gap_seconds", "Between two uses of an entry")
+        self._idle = waits("entry_idle_seconds", "From an entry's last use to its eviction")
         self._pool = pool
         self._clock = clock
         self._next = 0

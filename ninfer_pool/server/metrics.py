@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -23,7 +23,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 
 from ninfer_pool.core.pool import PrefixPool
-from ninfer_pool.server.chat_request import Report
+from ninfer_pool.server.chat_request import OUTCOME, Report
 from ninfer_pool.server.lifetimes import Lifetimes
 from ninfer_pool.server.pool_metrics import PoolCollector, bytes_by_use, evictions_by_kind
 
@@ -161,57 +161,47 @@ class Metrics:
             "total_bytes": sum(uses.values()),
             "evictions": evictions_by_kind(stats.counters),
             "hits_by_tier": {
-                tier: {"hits": hits, "cache_hit_tokens": tokens_by_tier.get(tier, 0)}
-                for tier, hits in sorted(_by_label(self._tier_hits).items())
+                tier: {"hits": hits, "cache_hit_tokens": tokens_by_tier.get((tier,), 0)}
+                for (tier,), hits in sorted(_by_label(self._tier_hits).items())
             },
             "tiers": [asdict(tier) for tier in stats.tiers],
         }
         with self._lock:
-            last = self._last.get(salt)
-        return {"live": live, "last": dict.fromkeys(LAST) if last is None else _shown(last)}
+            return {"live": live, "last": _shown(self._last.get(salt))}
 
 
-LAST: Final[dict[str, Callable[[Report], Any]]] = {
-    "request": lambda report: report.number,
-    "endpoint": lambda report: report.endpoint,
-    "prompt_tokens": lambda report: report.prompt_tokens,
-    "cache_hit_tokens": lambda report: report.cached_tokens,
-    "output_tokens": lambda report: report.output_tokens,
-    "reuse": lambda report: report.reuse,
-    "reason": lambda report: report.reason,
-    "exact": lambda report: report.exact,
-    "finish": lambda report: report.finish,
-    "ttft_ms": lambda report: milliseconds(report.first_token_seconds),
-    "queue_ms": lambda report: milliseconds(report.queued_seconds),
-    "total_ms": lambda report: milliseconds(report.seconds),
-    "tier": lambda report: report.tier,
+LAST: Final = {
+    "request": "number",
+    "endpoint": "endpoint",
+    "prompt_tokens": "prompt_tokens",
+    "cache_hit_tokens": "cached_tokens",
+    "output_tokens": "output_tokens",
+    **{name: name for name in OUTCOME},
+    "ttft_ms": "first_token_seconds",
+    "queue_ms": "queued_seconds",
+    "total_ms": "seconds",
+    "tier": "tier",
 }
-"""Fields of a tenant's last request; all None before its first."""
+"""Fields of a tenant's last request, and the report's names for them."""
 
 
-def _shown(report: Report) -> dict[str, Any]:
-    return {name: read(report) for name, read in LAST.items()}
+def _shown(report: Report | None) -> dict[str, Any]:
+    """Return a tenant's last request; all None before its first."""
+    values = {name: getattr(report, field, None) for name, field in LAST.items()}
+    return {
+        name: round(1000 * value, 3) if value is not None and name.endswith("_ms") else value
+        for name, value in values.items()
+    }
 
 
-def milliseconds(seconds: float) -> float:
-    """Return seconds as milliseconds, to the microsecond."""
-    return round(1000 * seconds, 3)
-
-
-def _samples(counter: Counter) -> Iterator[tuple[dict[str, str], int]]:
-    """Yield a counter's labels and values."""
-    for family in counter.collect():
-        for sample in family.samples:
-            yield sample.labels, int(sample.value)
+def _by_label(counter: Counter) -> dict[tuple[str, ...], int]:
+    """Return a counter's values by its labels."""
+    samples = [sample for family in counter.collect() for sample in family.samples]
+    return {tuple(sample.labels.values()): int(sample.value) for sample in samples}
 
 
 def _total(counter: Counter) -> int:
-    return sum(value for _, value in _samples(counter))
-
-
-def _by_label(counter: Counter) -> dict[str, int]:
-    """Return the values of a counter that has one label, by that label."""
-    return {label: value for labels, value in _samples(counter) for label in labels.values()}
+    return sum(_by_label(counter).values())
 
 
 def wants_prometheus(accept: str) -> bool:
@@ -232,11 +222,9 @@ def wants_prometheus(accept: str) -> bool:
 
 
 def _weight(options: list[str]) -> float:
-    for option in options:
-        name, _, value = option.partition("=")
-        if name.strip() == "q":
-            try:
-                return float(value)
-            except ValueError:
-                return 0.0
-    return 1.0
+    pairs = (option.partition("=") for option in options)
+    weights = (value for name, _, value in pairs if name.strip() == "q")
+    try:
+        return float(next(weights, "1"))
+    except ValueError:
+        return 0.0

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ninfer_pool.core.config import AFFINITIES
@@ -21,6 +22,19 @@ MOST_SHUTDOWN = 86400
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
 """As browsers send it; they leave a scheme's own port out."""
 Add = Callable[..., argparse.Action]
+
+
+def _checked(parse: Callable[[str], int]) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+_count, _size = _checked(parse_count), _checked(parse_size)
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +58,7 @@ def _add_server(add: Add) -> None:
     add(
         "--shutdown-seconds",
         metavar="N",
-        type=_shutdown,
+        type=_checked(partial(parse_count, largest=MOST_SHUTDOWN)),
         default=30,
         help="from a signal to the end: requests have a third, then the disk tier (default: 30)",
     )
@@ -82,14 +96,15 @@ def _add_pool(add: Add) -> None:
     kv = ("fp32", "bf16", "fp16", "int8-g64")
     add("--kv-dtype", choices=kv, help="default: bf16")
     add("--kv-budget", metavar="SIZE", help="such as 4GiB (default: a share of free memory)")
-    add("--lanes", metavar="N", type=_lanes, help="that run at once, 1 to 8 (default: 4)")
+    lanes = _checked(partial(parse_count, largest=MOST_LANES))
+    add("--lanes", metavar="N", type=lanes, help="that run at once, 1 to 8 (default: 4)")
     add("--max-entries", metavar="K", type=_count, help="default: bytes alone decide")
     add("--policy", choices=tuple(POLICIES), help="who goes first (default: default)")
     add("--affinity", choices=AFFINITIES, default="prefer", help="of lanes (default: prefer)")
     add(
         "--min-chunk",
         metavar="N",
-        type=_index,
+        type=lambda text: 0 if text == "0" else _count(text),
         default=0,
         help="no cut nearer than this to the one before: faster cold starts, fewer checkpoints",
     )
@@ -126,10 +141,10 @@ def check_options(args: argparse.Namespace) -> None:
         UsageError: names them.
     """
     if args.single_lane:
-        for name, fixed in (("lanes", 1), ("max_entries", 1), ("policy", "lru")):
-            if getattr(args, name) not in (None, fixed):
-                option = "--" + name.replace("_", "-")
-                raise UsageError(f"{option}: --single-lane means {fixed}; leave one of them out")
+        fixed = {"--lanes": (args.lanes, 1), "--max-entries": (args.max_entries, 1)}
+        for option, (given, only) in {**fixed, "--policy": (args.policy, "lru")}.items():
+            if given not in (None, only):
+                raise UsageError(f"{option}: --single-lane means {only}; leave one of them out")
         if args.no_prefix_reuse:
             raise UsageError("--single-lane: with --no-prefix-reuse nothing is kept; drop one")
     _check_tiers(args)
@@ -143,45 +158,17 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def _check_tiers(args: argparse.Namespace) -> None:
-    if (args.disk_dir is None) != (args.disk_budget is None):
-        given, missing = "--disk-dir", "--disk-budget"
-        if args.disk_dir is None:
-            given, missing = missing, given
-        raise UsageError(f"{given}: {missing} is not given; needs both or neither")
+    disk = {"--disk-dir": args.disk_dir, "--disk-budget": args.disk_budget}
+    given = [option for option, value in disk.items() if value is not None]
+    if len(given) == 1:
+        (missing,) = disk.keys() - given
+        raise UsageError(f"{given[0]}: {missing} is not given; needs both or neither")
     tier = "--host-budget" if args.host_budget is not None else "--disk-dir"
-    if args.host_budget is None and args.disk_dir is None:
+    if args.host_budget is None and not given:
         return
-    for name in ("single_lane", "no_prefix_reuse"):
-        if getattr(args, name):
-            option = "--" + name.replace("_", "-")
-            raise UsageError(f"{tier}: with {option} nothing goes to it; leave one of them out")
-
-
-def _size(text: str) -> int:
-    return _checked(text, parse_size)
-
-
-def _checked(text: str, check: Callable[[str], int]) -> int:
-    try:
-        return check(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _count(text: str) -> int:
-    return _checked(text, parse_count)
-
-
-def _lanes(text: str) -> int:
-    return _checked(text, lambda each: parse_count(each, largest=MOST_LANES))
-
-
-def _shutdown(text: str) -> int:
-    return _checked(text, lambda each: parse_count(each, largest=MOST_SHUTDOWN))
-
-
-def _index(text: str) -> int:
-    return 0 if text == "0" else _count(text)
+    without = {"--single-lane": args.single_lane, "--no-prefix-reuse": args.no_prefix_reuse}
+    for option in (option for option, given in without.items() if given):
+        raise UsageError(f"{tier}: with {option} nothing goes to it; leave one of them out")
 
 
 def _port(text: str) -> int:

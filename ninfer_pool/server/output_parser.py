@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum, auto
-from typing import Any
+from typing import Any, Protocol
 
 from ninfer_pool.runner.stops import StopFilter, held_back
 from ninfer_pool.server.chat_request import Piece, Reasoning, Text
@@ -15,12 +14,10 @@ MAX_CLOSES = 16
 """Closing markers within a call's values before the call counts as text."""
 
 
-class _Part(Enum):
-    START = auto()
-    REASONING = auto()
-    GAP = auto()
-    ANSWER = auto()
-    CALL = auto()
+class _Step(Protocol):
+    """Takes all it can of the held text; returns whether another step is due."""
+
+    def __call__(self, *, over: bool) -> bool: ...
 
 
 class OutputParser:
@@ -50,7 +47,7 @@ class OutputParser:
         self._stops = StopFilter(stop)
         self._thinking = thinking
         self._calls = ToolCalls(tools) if tools and parse_tools and not raw else None
-        self._part = _Part.ANSWER if raw else _Part.START
+        self._step: _Step = self._answer if raw else self._start
         self._held = ""
         self._searched = 0  # up to here no end of the call was found
         self._closes = 0
@@ -72,40 +69,31 @@ class OutputParser:
         return self._settle(over=True)
 
     def _settle(self, *, over: bool) -> list[Piece]:
-        steps = {
-            _Part.START: self._start,
-            _Part.REASONING: self._reasoning,
-            _Part.GAP: self._gap,
-            _Part.ANSWER: self._answer,
-            _Part.CALL: self._call,
-        }
-        while steps[self._part](over=over):
+        while self._step(over=over):
             pass
         pieces, self._pieces = self._pieces, []
         return pieces
-
-    # Each step takes all it can of the held text and returns whether another step is due.
 
     def _start(self, *, over: bool) -> bool:
         begun = self._held.lstrip()
         if THINK.startswith(begun) and begun != THINK and not over:
             return False
         if begun.startswith(THINK):
-            self._held, self._part = begun[len(THINK) :], _Part.REASONING
+            self._held, self._step = begun[len(THINK) :], self._reasoning
         else:
-            self._part = _Part.REASONING if self._thinking else _Part.ANSWER
+            self._step = self._reasoning if self._thinking else self._answer
         return True
 
     def _reasoning(self, *, over: bool) -> bool:
         if self._take_to(THOUGHT, Reasoning, over=over):
-            self._held, self._part = self._held[len(THOUGHT) :], _Part.GAP
+            self._held, self._step = self._held[len(THOUGHT) :], self._gap
             return True
         return False
 
     def _gap(self, *, over: bool) -> bool:
         self._held = self._held.lstrip("\n")
         if self._held:
-            self._part = _Part.ANSWER
+            self._step = self._answer
         return bool(self._held)
 
     def _answer(self, *, over: bool) -> bool:
@@ -113,7 +101,7 @@ class OutputParser:
             self._take(len(self._held), Text)
             return False
         if self._take_to(OPEN, Text, over=over):
-            self._part, self._searched, self._closes = _Part.CALL, len(OPEN), 0
+            self._step, self._searched, self._closes = self._call, len(OPEN), 0
             return True
         return False
 
@@ -128,7 +116,7 @@ class OutputParser:
         call = self._calls.read(inner)
         if call is not None:
             self._pieces.append(call)
-            self._held, self._part = self._held[self._searched :], _Part.ANSWER
+            self._held, self._step = self._held[self._searched :], self._answer
             return True
         self._closes += 1
         if self._closes < MAX_CLOSES and unfinished(inner):
@@ -138,7 +126,7 @@ class OutputParser:
     def _no_call(self) -> bool:
         """Take the opening marker as text; another call may begin in the rest."""
         self._take(len(OPEN), Text)
-        self._part = _Part.ANSWER
+        self._step = self._answer
         return True
 
     def _take_to(self, marker: str, kind: type[Reasoning | Text], *, over: bool) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from ninfer_pool.server.chat_request import Report
+from ninfer_pool.server.chat_request import COUNTS, Report, fields_of
 
 REQUESTS, HISTORY, TENANTS = 64, 512, 256
 
@@ -28,20 +28,13 @@ class Tenant:
     requests: deque[Past] = field(default_factory=lambda: deque(maxlen=REQUESTS))
     history: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=HISTORY))
     """(end since the epoch, prompt tokens, cached tokens), the newest last."""
-    count: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
+    sums: Counter[str] = field(default_factory=Counter)
 
     def totals(self) -> dict[str, Any]:
         """Return the sums as JSON."""
-        return {
-            "requests": self.count,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "output_tokens": self.output_tokens,
-            "hit_rate": self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0,
-        }
+        sums = {name: self.sums[name] for name in ("requests", *COUNTS)}
+        prompt, cached = sums["prompt_tokens"], sums["cached_tokens"]
+        return {**sums, "hit_rate": cached / prompt if prompt else 0.0}
 
 
 class Recent:
@@ -58,10 +51,7 @@ class Recent:
         self._tenants.move_to_end(salt)
         tenant.requests.appendleft(past)
         tenant.history.append((time.time(), report.prompt_tokens, report.cached_tokens))
-        tenant.count += 1
-        tenant.prompt_tokens += report.prompt_tokens
-        tenant.cached_tokens += report.cached_tokens
-        tenant.output_tokens += report.output_tokens
+        tenant.sums.update(requests=1, **fields_of(report, *COUNTS))
         if len(self._tenants) > TENANTS:
             self._tenants.popitem(last=False)
 

@@ -33,6 +33,11 @@ STOPPING = "cancelled: the server is stopping"
 class ReplyWriter(Protocol):
     """Writes a request's answer in one dialect."""
 
+    prefix: str
+    """The prefix of its answers' ids."""
+
+    def __init__(self, request: ChatRequest, *, id: str, created: int, model: str) -> None: ...
+
     def start(self, start: Start) -> list[bytes]:
         """Return the events of a stream before any token."""
 
@@ -49,21 +54,12 @@ class ReplyWriter(Protocol):
         """Return the whole answer, where no stream was requested."""
 
 
-class ReplyWriterType(Protocol):
-    """A class of writers."""
-
-    prefix: str
-    """The prefix of its answers' ids."""
-
-    def __call__(
-        self, request: ChatRequest, *, id: str, created: int, model: str
-    ) -> ReplyWriter: ...
-
-
 class Reply(Response):
     """Runs a request, and cancels it when its client disconnects."""
 
-    def __init__(self, service: Service, request: ServedRequest, writers: ReplyWriterType) -> None:
+    def __init__(
+        self, service: Service, request: ServedRequest, writers: type[ReplyWriter]
+    ) -> None:
         self.background = None
         self._service = service
         self._request = request
@@ -116,8 +112,7 @@ class Reply(Response):
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         pieces: list[Piece] = []
         while not isinstance(event := await self._event(), Report):
-            if not isinstance(event, Start):
-                pieces.append(event)
+            pieces += [event] if not isinstance(event, Start) else []
         await JSONResponse(self._writer.body(pieces, event))(scope, receive, send)
 
     async def _stream(self, _: Scope, __: Receive, send: Send) -> None:

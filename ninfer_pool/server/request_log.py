@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer_pool.errors import ConfigError
-from ninfer_pool.server.chat_request import Report
+from ninfer_pool.server.chat_request import OUTCOME, Report, fields_of
 from ninfer_pool.server.request_matching import CELL_BYTES, Known, RequestMatcher, Tags
 from ninfer_pool.sim.convert.server_log import FORMAT, VERSION
 
@@ -202,13 +202,7 @@ class RequestLog:
             "run": self._run,
             "id": arrival.id,
             "request": arrival.number,
-            "t": arrival.t,
-            "session": arrival.session,
-            "kind": arrival.kind,
-            "tenant": arrival.tenant,
-            "parent": arrival.parent,
-            "shared": arrival.shared,
-            "input": arrival.input,
+            **fields_of(arrival, "t", "session", "kind", "tenant", "parent", "shared", "input"),
             "output": output,
             "boundaries": [[position, kind] for position, kind in boundaries],
             "retain": report.control.retain,
@@ -216,14 +210,7 @@ class RequestLog:
             "forgotten": arrival.forgotten,
             "cached": report.cached_tokens,
             "retained": report.retained_tokens,
-            "reuse": report.reuse,
-            "reason": report.reason,
-            "exact": report.exact,
-            "finish": report.finish,
-            "lane": report.lane,
-            "stream": report.stream,
-            "drafted": report.drafted,
-            "accepted": report.accepted,
+            **fields_of(report, *OUTCOME, "lane", "stream", "drafted", "accepted"),
             "queue_ms": _milliseconds(report.queued_seconds),
             "ttft_ms": _milliseconds(report.first_token_seconds) if output else None,
             "total_ms": _milliseconds(report.seconds),

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ninfer_pool.core.results import EntryInfo, TierStats, reuse_of
+from ninfer_pool.runner.request import Sequence
+from ninfer_pool.server.chat_request import COUNTS, OUTCOME, fields_of
 from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.pool_metrics import bytes_by_use
 from ninfer_pool.server.recent import Past
@@ -63,8 +65,7 @@ def pool(service: Service, *, salt: str | None) -> dict[str, Any]:
 
 
 def _visible(service: Service, salt: str | None) -> list[EntryInfo]:
-    entries = service.runner.pool.entries(where=lambda n: n.salt == salt, newest=MOST_ENTRIES)
-    return entries[::-1]
+    return service.runner.pool.entries(where=lambda n: n.salt == salt, newest=MOST_ENTRIES)[::-1]
 
 
 def _entry(service: Service, info: EntryInfo) -> dict[str, Any]:
@@ -73,16 +74,9 @@ def _entry(service: Service, info: EntryInfo) -> dict[str, Any]:
     age, idle = service.metrics.ages(info.entry) if on_device else (None, None)
     superseded = set(info.superseded)
     return {
-        "key": info.key,
-        "tokens": info.tokens,
-        "lane": info.lane,
-        "bytes": info.bytes,
+        **fields_of(info, "key", "tokens", "lane", "bytes"),
         "kv_bytes": info.bytes - info.image_bytes,
-        "image_bytes": info.image_bytes,
-        "hits": info.hits,
-        "priority": info.priority,
-        "pinned": info.pinned,
-        "released": info.released,
+        **fields_of(info, "image_bytes", "hits", "priority", "pinned", "released"),
         "age_seconds": age,
         "idle_seconds": idle,
         "checkpoints": [
@@ -108,7 +102,7 @@ def _lanes(service: Service, salt: str | None) -> list[dict[str, Any]]:
         running = request.submitted.sequence if request.submitted is not None else None
         if running is not None and not running.lease.ended:
             mine = request.chat.control.salt == salt
-            lanes[running.lane] = _busy(request) if mine else _lane(running.lane, "busy")
+            lanes[running.lane] = _busy(request, running) if mine else _lane(running.lane, "busy")
     return lanes
 
 
@@ -118,10 +112,7 @@ def _lane(lane: int, state: str) -> dict[str, Any]:
     return {"lane": lane, "state": state, "request": None, **nothing, "reuse": None, "tier": None}
 
 
-def _busy(request: ServedRequest) -> dict[str, Any]:
-    assert request.submitted is not None
-    running = request.submitted.sequence
-    assert running is not None
+def _busy(request: ServedRequest, running: Sequence) -> dict[str, Any]:
     return {
         "lane": running.lane,
         "state": "decode" if running.ready else "prefill",
@@ -139,22 +130,11 @@ def _request(past: Past) -> dict[str, Any]:
     report = past.report
     return {
         "request": report.number,
-        "endpoint": report.endpoint,
-        "arrived": report.arrived,
-        "prompt_tokens": report.prompt_tokens,
-        "cached_tokens": report.cached_tokens,
-        "output_tokens": report.output_tokens,
-        "reuse": report.reuse,
-        "reason": report.reason,
-        "exact": report.exact,
-        "finish": report.finish,
-        "lane": report.lane,
-        "key": report.key,
+        **fields_of(report, "endpoint", "arrived", *COUNTS, *OUTCOME, "lane", "key"),
         "ttft_ms": 1000 * report.first_token_seconds,
         "queue_ms": 1000 * report.queued_seconds,
         "total_ms": 1000 * report.seconds,
-        "parted_at": past.parted_at,
-        "parted_in": past.parted_in,
+        **fields_of(past, "parted_at", "parted_in"),
         "tier": report.tier,
     }
 
@@ -167,12 +147,7 @@ def explanation(service: Service, request: ServedRequest) -> dict[str, Any]:
     found = service.explain(request)
     parted = found.diverged_at
     return {
-        "reason": found.reason,
-        "tokens": found.tokens,
-        "matched": found.matched,
-        "resumable": found.resumable,
-        "lost": found.lost,
-        "kind": found.kind,
+        **fields_of(found, "reason", "tokens", "matched", "resumable", "lost", "kind"),
         "reuse": reuse_of(found.kind if found.resumable else None),
         "exact": found.exact,
         "diverged_at": parted,

@@ -7,21 +7,27 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
-from ninfer_pool.server.chat_request import Piece, Reasoning, Report, Start, Text
+from ninfer_pool.server.chat_request import (
+    OUTCOME,
+    Piece,
+    Reasoning,
+    Report,
+    Start,
+    Text,
+    fields_of,
+)
 
 DONE = b"data: [DONE]\n\n"
 
 
 def openai_usage(report: Report) -> dict[str, Any]:
     """Return OpenAI's usage; cached tokens are prompt tokens that the runner skipped."""
+    tier = {} if report.tier is None else {"cached_tier": report.tier}
     return {
         "prompt_tokens": report.prompt_tokens,
         "completion_tokens": report.output_tokens,
         "total_tokens": report.prompt_tokens + report.output_tokens,
-        "prompt_tokens_details": {
-            "cached_tokens": report.cached_tokens,
-            **({} if report.tier is None else {"cached_tier": report.tier}),
-        },
+        "prompt_tokens_details": {"cached_tokens": report.cached_tokens, **tier},
         "completion_tokens_details": {"reasoning_tokens": report.reasoning_tokens},
     }
 
@@ -48,8 +54,12 @@ def anthropic_usage_at_start(start: Start) -> dict[str, int]:
 
 
 def extras(report: Report) -> dict[str, Any]:
-    """Return the fields of every dialect's answer that are not the dialect's own."""
-    return {"timings": timings(report), "pool": pool(report)}
+    """Return the fields of every dialect's answer that are not the dialect's own.
+
+    The pool's part has no text and no tokens.
+    """
+    pool = {"request": report.number, **fields_of(report, *OUTCOME[:3], "key", "lane", "tier")}
+    return {"timings": timings(report), "pool": pool}
 
 
 def timings(report: Report) -> dict[str, float]:
@@ -73,19 +83,6 @@ def _pace(name: str, tokens: int, seconds: float) -> dict[str, float]:
         f"{name}_ms": seconds * 1e3,
         f"{name}_per_token_ms": seconds * 1e3 / tokens if tokens else 0.0,
         f"{name}_per_second": tokens / seconds if seconds else 0.0,
-    }
-
-
-def pool(report: Report) -> dict[str, Any]:
-    """Return the pool's part in a request; never text or tokens."""
-    return {
-        "request": report.number,
-        "reuse": report.reuse,
-        "reason": report.reason,
-        "exact": report.exact,
-        "key": report.key,
-        "lane": report.lane,
-        "tier": report.tier,
     }
 
 

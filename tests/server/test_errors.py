@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ninfer_pool.errors import ConfigError, ModelError, NamespaceError, PromptError
-from ninfer_pool.server.errors import ApiError, context_exceeded, invalid
+from ninfer_pool.server.errors import ApiError, context_exceeded, error_response, invalid
 from tests.server.clients import client_of
 
 
@@ -36,13 +36,13 @@ def test_a_status_has_a_type_in_each_dialect(
     assert error.openai() == {"error": told}
     told_there = {"type": anthropic_kind, "message": "no"}
     assert error.anthropic() == {"type": "error", "error": told_there}
-    assert error.status_of(anthropic=False) == status
+    assert error_response(error, "/v1/models").status_code == status
 
 
 def test_only_anthropic_has_a_status_of_its_own_for_a_busy_server() -> None:
     busy = ApiError(503, "full")
-    assert busy.status_of(anthropic=True) == 529
-    assert ApiError(500, "broken").status_of(anthropic=True) == 500
+    assert error_response(busy, "/v1/messages").status_code == 529
+    assert error_response(ApiError(500, "broken"), "/v1/messages").status_code == 500
 
 
 def test_what_is_said_of_an_error_wins_over_what_its_status_says() -> None:
