@@ -20,6 +20,9 @@ from ninfer_pool.errors import UsageError
 from ninfer_pool.sim import options
 from ninfer_pool.sim.progress import Progress
 
+SCENARIO_FIELDS = ("name", "title", "happens", "means")
+PLAY_FIELDS = ("prompt_tokens", "cached_tokens", "hit_rate", "first_token_ms")
+
 
 def demo(args: argparse.Namespace) -> None:
     """Run the command: print each table when it is complete, then write the files.
@@ -82,30 +85,22 @@ def _json(results: Sequence[ScenarioResult], *, model: str) -> str:
     found = {
         "version": 1,
         "model": model,
-        "scenarios": [_scenario(result) for result in results],
+        "scenarios": [
+            {
+                **{name: getattr(each.scenario, name) for name in SCENARIO_FIELDS},
+                "plays": [_play_json(play) for play in each.plays],
+            }
+            for each in results
+        ],
         "sections": [{**asdict(each.table), "shows": each.shows} for each in sections(results)],
     }
     return json.dumps(found, indent=2, allow_nan=False) + "\n"
-
-
-def _scenario(result: ScenarioResult) -> dict[str, Any]:
-    scenario = result.scenario
-    return {
-        "name": scenario.name,
-        "title": scenario.title,
-        "happens": scenario.happens,
-        "means": scenario.means,
-        "plays": [_play_json(play) for play in result.plays],
-    }
 
 
 def _play_json(play: Play) -> dict[str, Any]:
     return {
         "setting": "single_lane" if play.setting.entries is None else "pool",
         "entries": play.setting.entries,
-        "prompt_tokens": play.prompt_tokens,
-        "cached_tokens": play.cached_tokens,
-        "hit_rate": play.hit_rate,
-        "first_token_ms": play.first_token_ms,
+        **{name: getattr(play, name) for name in PLAY_FIELDS},
         "requests": [asdict(each) for each in play.served],
     }

@@ -41,6 +41,9 @@ class PlayedRequest:
     exact: bool
     first_token_ms: float
 
+    def __str__(self) -> str:
+        return f"{self.cached_tokens} of {self.prompt_tokens}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
@@ -93,8 +96,9 @@ class Stage:
         while True:
             output = self._serve(scheduler, request, setting)
             served.append(_played(request, output))
+            text = scheduler.runner.tokenizer.decode(output.tokens).strip()
             try:
-                request = script.send(self._text(scheduler.runner, output))
+                request = script.send(text)
             except StopIteration:
                 return Play(setting=setting, served=tuple(served))
 
@@ -118,21 +122,17 @@ class Stage:
         retain = request.retain or setting.entries is None  # each request overwrites a lane
         return scheduler.generate(prompt, max_tokens=request.max_tokens, retain=retain)
 
-    def _text(self, runner: Runner, output: RequestOutput) -> str:
-        return runner.tokenizer.decode(output.tokens).strip()
-
 
 def _played(request: ScriptedRequest, output: RequestOutput) -> PlayedRequest:
-    made = output
     return PlayedRequest(
         label=request.label,
-        prompt_tokens=made.prompt_tokens,
-        cached_tokens=made.reused,
-        output_tokens=len(made.tokens),
-        reuse=made.reuse,
-        reason=made.reason,
-        exact=made.exact,
-        first_token_ms=1000 * (output.queued_seconds + made.first_token_seconds),
+        prompt_tokens=output.prompt_tokens,
+        cached_tokens=output.reused,
+        output_tokens=len(output.tokens),
+        reuse=output.reuse,
+        reason=output.reason,
+        exact=output.exact,
+        first_token_ms=1000 * (output.queued_seconds + output.first_token_seconds),
     )
 
 

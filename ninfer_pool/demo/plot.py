@@ -15,7 +15,16 @@ from matplotlib.figure import Figure
 from ninfer_pool.demo.play import Play, ScenarioResult
 from ninfer_pool.demo.table import HEADLINE, LEGEND, sections
 from ninfer_pool.sim.page import document, inline, table_html
-from ninfer_pool.sim.plot import COLOURS, INK, STYLE, SURFACE, file_bytes, spread
+from ninfer_pool.sim.plot import (
+    COLOURS,
+    INK,
+    STYLE,
+    SURFACE,
+    file_bytes,
+    label_end,
+    page_style,
+    spread,
+)
 
 PANEL_INCHES = (5.8, 3.7)
 LABEL_GAP = 0.055
@@ -64,8 +73,7 @@ def _lines(text: str) -> str:
 
 def panel_svg(results: Sequence[ScenarioResult], panel: str) -> str:
     """Return one panel as SVG whose letters stay text, for a page with others."""
-    style = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": f"demo {panel}", "font.size": 10}
-    with mpl.rc_context(style):
+    with mpl.rc_context(page_style(f"demo {panel}")):
         figure = Figure(figsize=PANEL_INCHES)
         _draw(figure.add_axes((0.08, 0.13, 0.56, 0.75)), results, panel)
         return file_bytes(figure, "svg").decode()
@@ -101,17 +109,7 @@ def _label_ends(axes: Axes, results: Sequence[ScenarioResult], value: Figures) -
     ends = [value(result.pool) for _, result in drawn]
     heights = spread(ends, gap=LABEL_GAP * (high - low), low=low, high=high)
     for (colour, result), end, height in zip(drawn, ends, heights, strict=True):
-        axes.annotate(
-            f"{result.scenario.title} {end:.1f}",
-            xy=(len(result.plays) - 1, end),
-            xytext=(1.06, height),
-            textcoords=axes.get_yaxis_transform(),
-            va="center",
-            color=INK,
-            weight="bold" if result.scenario.name == BOLD else "normal",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 1, "shrinkB": 4,
-                "relpos": (0, 0.5),
-            },
+        label_end(
+            axes, f"{result.scenario.title} {end:.1f}", end=(len(result.plays) - 1, end),
+            at=(1.06, height), colour=colour, bold=result.scenario.name == BOLD,
         )  # fmt: skip

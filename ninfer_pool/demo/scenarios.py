@@ -7,14 +7,20 @@ all other text of an assistant's message is the model's own.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
-
-from ninfer_pool.demo import texts
+from functools import partial
+from importlib.resources import files
+from typing import Any, Final
 
 Message = dict[str, Any]
 ANSWER_TOKENS, SUMMARY_TOKENS = 6, 24
+TEXTS: Final[dict[str, Any]] = json.loads(
+    (files("ninfer_pool.demo") / "texts.json").read_text(encoding="utf-8")
+)
+"""The texts of the demo's people, clients, tools and tables; the passages are Jane Austen's."""
+QUESTION: Final[str] = TEXTS["question"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,81 +62,82 @@ class Scenario:
 def repeat(_: Size) -> Script:
     """Yield the same short request twice."""
     for label in ("first time", "second time"):
-        yield ScriptedRequest(label=label, messages=(_user(texts.GREETING),))
+        yield ScriptedRequest(label=label, messages=(_message("user", TEXTS["greeting"]),))
 
 
 def alternate(_: Size) -> Script:
     """Yield A, B, A, A."""
-    passages = dict(zip("AB", texts.PASSAGES, strict=False))
+    passages = dict(zip("AB", TEXTS["passages"], strict=False))
     for label in "ABAA":
         yield ScriptedRequest(
-            label=label, messages=(_user(f"{passages[label]}\n\n{texts.QUESTION}"),)
+            label=label, messages=(_message("user", f"{passages[label]}\n\n{QUESTION}"),)
         )
 
 
 def turns(size: Size) -> Script:
     """Yield a conversation alone."""
-    messages = [_system(texts.COMPANION)]
-    for number, passage in enumerate(texts.PASSAGES[: size.turns], 1):
-        messages.append(_user(f"{passage}\n\n{texts.QUESTION}"))
+    messages = [_message("system", TEXTS["companion"])]
+    for number, passage in enumerate(TEXTS["passages"][: size.turns], 1):
+        messages.append(_message("user", f"{passage}\n\n{QUESTION}"))
         answer = yield ScriptedRequest(label=f"turn {number}", messages=tuple(messages))
         messages.append(_assistant(answer))
 
 
 def titled(size: Size, *, retain: bool = True) -> Script:
-    """Yield the same conversation, with a request for a title after each turn."""
+    """Yield the same conversation, with a request for a title after each turn, retained or not."""
     conversation = turns(size)
     turn = next(conversation)
     for number in range(1, size.turns + 1):
         answer = yield turn
-        begins = _user(f"{texts.PASSAGES[number - 1]}\n\n{answer}")
-        messages = (_system(texts.TITLE), begins)
+        passage = TEXTS["passages"][number - 1]
+        begins = _message("user", f"{passage}\n\n{answer}")
+        messages = (_message("system", TEXTS["title"]), begins)
         yield ScriptedRequest(label=f"title {number}", messages=messages, retain=retain)
         if number < size.turns:
             turn = conversation.send(answer)
 
 
-def titled_unretained(size: Size) -> Script:
-    """Yield the same again, the title requests with ``retain_prefix: false``."""
-    return titled(size, retain=False)
-
-
 def agents(size: Size) -> Script:
     """Yield the steps of a parent agent, each followed by a step of three sub-agents."""
-    editor = [_system(texts.EDITOR), _user(texts.TASK)]
-    readers = [[_system(texts.READER), _user(f"Look for {work}.")] for work in texts.CHAPTERS]
-    pages = iter(texts.PASSAGES * size.steps)
+    editor = [_message("system", TEXTS["editor"]), _message("user", TEXTS["task"])]
+    readers = [
+        [_message("system", TEXTS["reader"]), _message("user", f"Look for {work}.")]
+        for work in TEXTS["chapters"]
+    ]
+    tools = tuple(TEXTS["editor_tools"])
+    pages = iter(TEXTS["passages"] * size.steps)
     for step in range(1, size.steps + 1):
-        answer = yield ScriptedRequest(
-            label=f"parent {step}", messages=tuple(editor), tools=texts.EDITOR_TOOLS
-        )
+        answer = yield ScriptedRequest(label=f"parent {step}", messages=tuple(editor), tools=tools)
         calls = [_call("assign", reader=str(n), work=f"page {step}") for n in (1, 2, 3)]
         editor.append(_assistant(answer, *calls))
         for number, (messages, page) in enumerate(zip(readers, pages, strict=False), 1):
             found = yield ScriptedRequest(
                 label=f"sub-agent {number}, {step}",
                 messages=tuple(messages),
-                tools=texts.READER_TOOLS,
+                tools=tuple(TEXTS["reader_tools"]),
             )
-            messages += [_assistant(found, _call("turn_page", chapter=str(step))), _tool(page)]
-            editor.append(_tool(f"Reader {number}: {found}"))
-    yield ScriptedRequest(label="parent, end", messages=tuple(editor), tools=texts.EDITOR_TOOLS)
+            messages += [
+                _assistant(found, _call("turn_page", chapter=str(step))),
+                _message("tool", page),
+            ]
+            editor.append(_message("tool", f"Reader {number}: {found}"))
+    yield ScriptedRequest(label="parent, end", messages=tuple(editor), tools=tools)
 
 
 def compaction(size: Size) -> Script:
     """Yield a conversation that its client shortens to a summary half-way."""
-    messages = [_system(texts.COMPANION)]
-    passages = list(reversed(texts.PASSAGES))[: size.turns]
+    messages = [_message("system", TEXTS["companion"])]
+    passages = list(reversed(TEXTS["passages"]))[: size.turns]
     summary = ""
     for number, passage in enumerate(passages, 1):
-        messages.append(_user(f"{summary}{passage}\n\n{texts.QUESTION}"))
+        messages.append(_message("user", f"{summary}{passage}\n\n{QUESTION}"))
         answer = yield ScriptedRequest(label=f"turn {number}", messages=tuple(messages))
         messages.append(_assistant(answer))
         summary = ""
         if number == size.turns // 2:
             short = yield ScriptedRequest(
                 label="compaction",
-                messages=(*messages, _user(texts.COMPACT)),
+                messages=(*messages, _message("user", TEXTS["compact"])),
                 max_tokens=SUMMARY_TOKENS,
             )
             messages, summary = messages[:1], f"We have spoken before, in short: {short}\n\n"
@@ -155,72 +162,28 @@ def _in_turn(scripts: Iterable[Script]) -> Script:
         going = later
 
 
-SCENARIOS = (
-    Scenario(
-        name="repeat",
-        title="same request twice",
-        script=repeat,
-        happens="a short request, and the very same once more.",
-    ),
-    Scenario(
-        name="alternate",
-        title="A, B, A, A",
-        script=alternate,
-        happens="a request A, another one, B, then A again, twice.",
-    ),
-    Scenario(
-        name="turns",
-        title="turns without titles",
-        script=turns,
-        means="the conversation of table 3, without the requests for titles.",
-    ),
-    Scenario(
-        name="titles",
-        title="turns with titles",
-        script=titled,
-        happens="after each turn of a conversation its client requests a title.",
-    ),
-    Scenario(
-        name="titles_unretained",
-        title="titles not retained",
-        script=titled_unretained,
-        means="table 3 again, its requests for titles with retain_prefix: false.",
-    ),
-    Scenario(
-        name="agents",
-        title="sub-agents",
-        script=agents,
-        happens="after each step of an agent with tools, three others take a step each.",
-    ),
-    Scenario(
-        name="compaction",
-        title="compaction",
-        script=compaction,
-        happens="half-way a conversation is summed up and goes on from its summary.",
-    ),
-    Scenario(
-        name="together",
-        title="all at once",
-        script=together,
-        means="the requests of tables 1 to 5, one of each in turn.",
-    ),
+SCRIPTS: dict[str, Callable[[Size], Script]] = {
+    "repeat": repeat,
+    "alternate": alternate,
+    "turns": turns,
+    "titles": titled,
+    "titles_unretained": partial(titled, retain=False),
+    "agents": agents,
+    "compaction": compaction,
+    "together": together,
+}
+SCENARIOS = tuple(
+    Scenario(name=name, script=script, **TEXTS["scenarios"][name])
+    for name, script in SCRIPTS.items()
 )
 
 
-def _system(text: str) -> Message:
-    return {"role": "system", "content": text}
-
-
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
 
 
 def _assistant(text: str, *calls: Message) -> Message:
     return {"role": "assistant", "content": text, "tool_calls": list(calls) or None}
-
-
-def _tool(text: str) -> Message:
-    return {"role": "tool", "content": text}
 
 
 def _call(name: str, **arguments: str) -> Message:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ninfer_pool.demo.play import Play, PlayedRequest, ScenarioResult
 from ninfer_pool.demo.scenarios import SCENARIOS
-from ninfer_pool.sim.report import TextTable, percent
+from ninfer_pool.sim.report import TextTable, percent, short_path
 
 HEADLINE = "Everyday requests with one retained lane, as engines have it today, and with the pool"
 LEGEND = (
@@ -21,7 +21,34 @@ LEGEND = (
     "ms: milliseconds to the first token; on a busy machine the times vary",
     "reason: hit, or why not more was cached",
 )
-_SHORT = {"full_reset": "none", "append_frontier": "frontier"}
+RATES_TITLE = "Hit rate against K: share of prompt tokens cached; last row: 1 to 5 side by side."
+TIMES_TITLE = "Time to first token against K: the median over the requests, in milliseconds."
+REMARKS = {
+    "repeat": "The second time {today.served[1]} prompt tokens are cached today, "
+    "{pool.served[1]} at {pool.setting.label}.",
+    "alternate": "Cached today: {cached[0]}, as B overwrites A; at {pool.setting.label}: "
+    "{cached[1]}.",
+    "titles": "The turns find {turns[0]:,} tokens cached today and {turns[1]:,} at "
+    "{pool.setting.label}: {share:.1%} of the {alone:,} without titles.",
+    "compaction": "Cached when it is summed up and right after: {compacted[0][0]} and "
+    "{compacted[0][1]} today, {compacted[1][0]} and {compacted[1][1]} at {pool.setting.label}.",
+    "compaction_alike": "Alone it needs no pool: {compacted[0][0]} cached when it is summed up, "
+    "{compacted[0][1]} right after.",
+}
+COMPARED = (
+    "{today.hit_rate:.1%} of {pool.prompt_tokens:,} prompt tokens are cached today, "
+    "{pool.hit_rate:.1%} at {pool.setting.label}; first token after "
+    "{today.first_token_ms:.0f} and {pool.first_token_ms:.0f} ms."
+)
+RATES_REMARK = (
+    "All at once: {today.hit_rate:.1%} today, {pool.hit_rate:.1%} at {pool.setting.label}. "
+    "Titles with retain_prefix: false: {lane.hit_rate:.1%} today, {one.hit_rate:.1%} at "
+    "{one.setting.label}."
+)
+TIMES_REMARK = (
+    "All at once: {today.first_token_ms:.0f} ms today, {pool.first_token_ms:.0f} ms at "
+    "{pool.setting.label}."
+)
 
 Results = Mapping[str, ScenarioResult]
 
@@ -47,25 +74,13 @@ def request_table(result: ScenarioResult, *, number: int) -> TextTable:
 
 
 def _cells(served: PlayedRequest) -> tuple[str, ...]:
-    place = _SHORT.get(served.reuse, served.reuse)
-    place = place.removeprefix("restore_").removesuffix("_checkpoint")
+    place = "none" if served.reuse == "full_reset" else short_path(served.reuse)
     cached, spent = f"{served.cached_tokens:,}", f"{served.first_token_ms:.1f}"
     return (cached, place, spent, served.reason)
 
 
-def rate_table(results: Results) -> TextTable:
-    """Return the share of prompt tokens reused: a row per scenario, a column per setting."""
-    title = "Hit rate against K: share of prompt tokens cached; last row: 1 to 5 side by side."
-    return _sweep(results, title, lambda play: percent(play.hit_rate))
-
-
-def time_table(results: Results) -> TextTable:
-    """Return the median time to first token: a row per scenario, a column per setting."""
-    title = "Time to first token against K: the median over the requests, in milliseconds."
-    return _sweep(results, title, lambda play: f"{play.first_token_ms:.1f}")
-
-
-def _sweep(results: Results, title: str, cell: Callable[[Play], str]) -> TextTable:
+def sweep_table(results: Results, title: str, cell: Callable[[Play], str]) -> TextTable:
+    """Return a figure of each play: a row per scenario, a column per setting."""
     first = next(iter(results.values()))
     columns = ("scenario", *(play.setting.label for play in first.plays))
     rows = [(result.scenario.title, *map(cell, result.plays)) for result in results.values()]
@@ -78,59 +93,25 @@ def shows(name: str, results: Results) -> str:
     ``titles`` is compared with ``turns``, the same conversation alone.
     """
     today, pool = results[name].today, results[name].pool
-    if name == "titles":
-        return _titles(today, pool, alone=turn_tokens(results["turns"].pool))
-    remarks = {"repeat": _repeat, "alternate": _alternate, "compaction": _compaction}
-    return remarks.get(name, _compared)(today, pool)
-
-
-def _repeat(today: Play, pool: Play) -> str:
-    return (
-        f"The second time {_of(today.served[1])} prompt tokens are cached today, "
-        f"{_of(pool.served[1])} at {pool.setting.label}."
-    )
-
-
-def _alternate(today: Play, pool: Play) -> str:
-    cached = [", ".join(str(each.cached_tokens) for each in play.served) for play in (today, pool)]
-    return f"Cached today: {cached[0]}, as B overwrites A; at {pool.setting.label}: {cached[1]}."
-
-
-def _titles(today: Play, pool: Play, *, alone: int) -> str:
-    found = turn_tokens(pool)
-    return (
-        f"The turns find {turn_tokens(today):,} tokens cached today and {found:,} at "
-        f"{pool.setting.label}: {percent(found / alone)} of the {alone:,} without titles."
-    )
-
-
-def _compaction(today: Play, pool: Play) -> str:
-    (sums, after), then = _compacted(today), _compacted(pool)
-    if (sums, after) == then:
-        return f"Alone it needs no pool: {sums} cached when it is summed up, {after} right after."
-    return (
-        f"Cached when it is summed up and right after: {sums} and {after} today, "
-        f"{then[0]} and {then[1]} at {pool.setting.label}."
-    )
-
-
-def _compared(today: Play, pool: Play) -> str:
-    return (
-        f"{percent(today.hit_rate)} of {pool.prompt_tokens:,} prompt tokens are cached today, "
-        f"{percent(pool.hit_rate)} at {pool.setting.label}; first token after "
-        f"{today.first_token_ms:.0f} and {pool.first_token_ms:.0f} ms."
+    alone = turn_tokens(results["turns"].pool) if name == "titles" else 0
+    if name == "compaction" and _compacted(today) == _compacted(pool):
+        name = "compaction_alike"
+    return REMARKS.get(name, COMPARED).format(
+        today=today,
+        pool=pool,
+        cached=[", ".join(str(each.cached_tokens) for each in p.served) for p in (today, pool)],
+        turns=[turn_tokens(play) for play in (today, pool)],
+        alone=alone,
+        share=turn_tokens(pool) / alone if alone else 0.0,
+        compacted=[_compacted(play) for play in (today, pool)] if "compaction" in name else [],
     )
 
 
 def rates_show(results: Results) -> str:
     """Return remarks on the numbers of the table of rates."""
-    today, pool = results["together"].today, results["together"].pool
     lane, one = results["titles_unretained"].plays[:2]
-    return (
-        f"All at once: {percent(today.hit_rate)} today, {percent(pool.hit_rate)} at "
-        f"{pool.setting.label}. Titles with retain_prefix: false: {percent(lane.hit_rate)} today, "
-        f"{percent(one.hit_rate)} at {one.setting.label}."
-    )
+    both = results["together"]
+    return RATES_REMARK.format(today=both.today, pool=both.pool, lane=lane, one=one)
 
 
 def names(results: Results) -> list[str]:
@@ -139,27 +120,14 @@ def names(results: Results) -> list[str]:
     return [f"{each.title}: {each.means}" for each in every if not each.happens]
 
 
-def times_show(results: Results) -> str:
-    """Return remarks on the numbers of the table of times."""
-    today, pool = results["together"].today, results["together"].pool
-    return (
-        f"All at once: {today.first_token_ms:.0f} ms today, {pool.first_token_ms:.0f} ms at "
-        f"{pool.setting.label}."
-    )
-
-
 def turn_tokens(play: Play) -> int:
     """Return the tokens that the turns of a conversation found cached."""
     return sum(each.cached_tokens for each in play.served if each.label.startswith("turn"))
 
 
-def _of(served: PlayedRequest) -> str:
-    return f"{served.cached_tokens} of {served.prompt_tokens}"
-
-
 def _compacted(play: Play) -> tuple[str, str]:
     at = [each.label for each in play.served].index("compaction")
-    return _of(play.served[at]), _of(play.served[at + 1])
+    return str(play.served[at]), str(play.served[at + 1])
 
 
 def sections(results: Sequence[ScenarioResult]) -> list[TableSection]:
@@ -174,7 +142,10 @@ def sections(results: Sequence[ScenarioResult]) -> list[TableSection]:
         table, remarks = request_table(result, number=number), shows(result.scenario.name, named)
         found.append(TableSection(table=table, shows=remarks))
     if len(results) == len(SCENARIOS):
-        rates, times = rate_table(named), time_table(named)
+        rates = sweep_table(named, RATES_TITLE, lambda play: percent(play.hit_rate))
+        times = sweep_table(named, TIMES_TITLE, lambda play: f"{play.first_token_ms:.1f}")
+        both = named["together"]
+        remark = TIMES_REMARK.format(today=both.today, pool=both.pool)
         found.append(TableSection(table=rates, shows="\n".join([rates_show(named), *names(named)])))
-        found.append(TableSection(table=times, shows=times_show(named)))
+        found.append(TableSection(table=times, shows=remark))
     return found

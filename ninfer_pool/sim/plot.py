@@ -86,11 +86,15 @@ def plot(groups: Sequence[Sequence[Run]], *, suffix: str, sizes: PageSizes) -> b
 
 def panel_svg(runs: Sequence[Run], field: str) -> str:
     """Return one panel as SVG whose letters stay text, for a page with others."""
-    salt = f"{runs[0]['trace']} {field}"
-    with mpl.rc_context({**STYLE, "svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 10}):
+    with mpl.rc_context(page_style(f"{runs[0]['trace']} {field}")):
         figure = Figure(figsize=PAGE_PANEL_INCHES)
         _panel(figure, runs, field, inches=PAGE_PANEL_INCHES)
         return file_bytes(figure, "svg").decode()
+
+
+def page_style(salt: str) -> dict[Any, Any]:
+    """Return the style of a drawing inside a page: letters stay text, ids come from `salt`."""
+    return {**STYLE, "svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 10}
 
 
 def lines(runs: Sequence[Run], field: str) -> list[PlotLine]:
@@ -231,18 +235,29 @@ def _label_ends(axes: Axes, drawn: Sequence[PlotLine], *, axes_inches: float) ->
     heights = spread([line.y[-1] for line in drawn], gap=gap, low=low, high=high)
     for line, height in zip(drawn, heights, strict=True):
         edge = axes.get_xlim()[1]
-        axes.annotate(
-            f"{line.name} {line.y[-1]:.1f}%",
-            xy=(edge if line.flat else line.x[-1], line.y[-1]),
-            xytext=(1.055, height),
-            xycoords="data",
-            textcoords=axes.get_yaxis_transform(),
-            va="center",
-            color=MUTED if line.flat else INK,
-            weight="bold" if line.name == "default" else "normal",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-", "color": line.colour, "linewidth": 0.8, "shrinkA": 1,
-                "shrinkB": 0 if line.flat else 4, "relpos": (0, 0.5),
-            },
+        label_end(
+            axes, f"{line.name} {line.y[-1]:.1f}%",
+            end=(edge if line.flat else line.x[-1], line.y[-1]), at=(1.055, height),
+            colour=line.colour, bold=line.name == "default", flat=line.flat,
         )  # fmt: skip
+
+
+def label_end(
+    axes: Axes,
+    text: str,
+    *,
+    end: tuple[float, float],
+    at: tuple[float, float],
+    colour: str,
+    bold: bool,
+    flat: bool = False,
+) -> None:
+    """Write `text` at `at` (a share of the width, a value), joined to a line's `end`."""
+    axes.annotate(
+        text, xy=end, xytext=at, textcoords=axes.get_yaxis_transform(), va="center",
+        color=MUTED if flat else INK, weight="bold" if bold else "normal", annotation_clip=False,
+        arrowprops={
+            "arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 1,
+            "shrinkB": 0 if flat else 4, "relpos": (0, 0.5),
+        },
+    )  # fmt: skip

@@ -185,7 +185,7 @@ def detail_table(runs: Sequence[Run], field: str) -> TextTable:
     chosen += [run for run in runs if run["policy"] in ("endless", "single_lane")]
     paths = sorted({path for run in chosen for path, n in run["reuse"].items() if n})
     refused = any(run["refused"] for run in chosen)
-    columns = ["policy", "at", "reused", "prefilled", *map(_short, paths)]
+    columns = ["policy", "at", "reused", "prefilled", *map(short_path, paths)]
     columns += ["evicted", "peak", *(["refused"] if refused else [])]
     rows = []
     for run in chosen:
@@ -217,7 +217,8 @@ def tier_table(runs: Sequence[Run], field: str) -> TextTable:
     return TextTable(title=title, columns=tuple(columns), rows=tuple(rows), left=3)
 
 
-def _short(path: str) -> str:
+def short_path(path: str) -> str:
+    """Return a reuse path as one word."""
     name = _SHORT_PATHS.get(path, path)
     return name.removeprefix("restore_").removesuffix("_checkpoint")
 
