@@ -79,7 +79,8 @@ class Copy:
         skip = shutil.ignore_patterns(*NOT_COPIED)
         for part in ("ninfer_pool", "tests/core", "tests/machinery"):
             shutil.copytree(ROOT / part, folder / part, ignore=skip)
-        shutil.copy(ROOT / "tests" / "conftest.py", folder / "tests")
+        for module in ("conftest.py", "pairwise.py"):
+            shutil.copy(ROOT / "tests" / module, folder / "tests")
         shutil.copy(ROOT / "pyproject.toml", folder)
 
     def run(self, tests: Sequence[str]) -> tuple[int | None, str]:
