@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from ninfer_pool.core.admission import admit, choose_lane, search, search_below
 from ninfer_pool.core.audit import audit, describe
@@ -24,11 +24,14 @@ from ninfer_pool.core.lookup import (
     prompt_cuts,
     shared_tokens,
 )
-from ninfer_pool.core.progress import RequestOptions
+from ninfer_pool.core.progress import AcquireOptions, RequestOptions, check_flags
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.core.results import EntryInfo, Event, EvictionCost, Explanation, Refusal, Stats
 from ninfer_pool.core.state import PoolState
 from ninfer_pool.errors import ConfigError, PromptError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class PrefixPool:
@@ -187,34 +190,12 @@ class PrefixPool:
         self,
         prompt: Prompt,
         *,
-        reserve_tokens: int = 0,
-        read: bool = True,
-        retain: bool = True,
-        pin: bool = False,
-        priority: int = 0,
-        ttl_seconds: float | None = None,
-        lane: int | None = None,
-        near: int | None = None,
-        exact: bool = False,
-        claim: bool = False,
         wait_for_shared: Literal[False] = False,
+        **options: Unpack[AcquireOptions],
     ) -> Lease | None: ...
     @overload
     def acquire(
-        self,
-        prompt: Prompt,
-        *,
-        reserve_tokens: int = 0,
-        read: bool = True,
-        retain: bool = True,
-        pin: bool = False,
-        priority: int = 0,
-        ttl_seconds: float | None = None,
-        lane: int | None = None,
-        near: int | None = None,
-        exact: bool = False,
-        claim: bool = False,
-        wait_for_shared: bool,
+        self, prompt: Prompt, *, wait_for_shared: bool, **options: Unpack[AcquireOptions]
     ) -> Lease | Pending | None: ...
     def acquire(
         self,
@@ -245,12 +226,10 @@ class PrefixPool:
             near: the lane to prefer where there is no home lane that is free.
             exact: resume only where the bits are those of a cold run.
             claim: continue the entry in place where possible, without copying its last page.
-            wait_for_shared: return `Pending` where a running lease will take a deeper
-                checkpoint of this prompt.
+            wait_for_shared: return `Pending` where a running lease will reach a deeper checkpoint.
 
         Returns:
-            a `Lease`; `Pending`; or None where there is no room or no lane, with nothing
-            changed: see `last_refusal` (G4).
+            a `Lease`; `Pending`; or None: no room or no lane, nothing changed, `last_refusal` (G4).
 
         Raises:
             PromptError: an argument that cannot be used.
@@ -265,11 +244,9 @@ class PrefixPool:
             claim=claim,
         )
         _check_prompt(prompt)
-        _check_options(self.config, options)
+        options.check(self.config)
         _check_lanes(self.config.lanes, lane=lane, near=near)
-        _check_flags(
-            read=read, retain=retain, pin=pin, exact=exact, claim=claim, wait=wait_for_shared
-        )
+        check_flags(read=read, wait_for_shared=wait_for_shared)
         state = self.state
         with state.lock:
             strict = lane if self.config.affinity == "strict" else None
@@ -282,20 +259,14 @@ class PrefixPool:
                 lookup, explanation = search_below(
                     state, lookup, explanation, filter, options, cost, free=free
                 )
-            pending = self._pending(lookup) if wait_for_shared and read else None
-            if pending is not None:
+            if wait_for_shared and read and (pending := self._pending(lookup)):
                 return pending
             chosen = choose_lane(state, lookup, wanted=lane, near=near)
             if chosen is None:
-                return self._refuse_lane(lookup)
-            lease = admit(state, lookup, explanation, options, lane=chosen, cost=cost)
-            return self._open(lease)
-
-    def _refuse_lane(self, lookup: Lookup) -> Lease | None:
-        state = self.state
-        home = self.config.affinity == "strict" and lookup.checkpoint is not None
-        state.refuse("home_lane_busy" if home and state.free_lanes else "no_lane", 0)
-        return None
+                home = self.config.affinity == "strict" and lookup.checkpoint is not None
+                state.refuse("home_lane_busy" if home and state.free_lanes else "no_lane", 0)
+                return None
+            return self._open(admit(state, lookup, explanation, options, lane=chosen, cost=cost))
 
     def _pending(self, lookup: Lookup) -> Pending | None:
         best: Pending | None = None
@@ -421,27 +392,7 @@ def _check_prompt(prompt: object) -> None:
         raise PromptError(f"prompt: {type(prompt).__name__}; needs a Prompt")
 
 
-def _check_options(config: PoolConfig, options: RequestOptions) -> None:
-    """Reject a reserve, a priority or a lifetime that cannot be used."""
-    if type(options.reserve_tokens) is not int or options.reserve_tokens < 0:
-        raise PromptError(f"reserve_tokens: {options.reserve_tokens!r}; needs an int of 0 or more")
-    if type(options.priority) is not int:
-        raise PromptError(f"priority: {options.priority!r}; needs an int")
-    if options.ttl_seconds is not None:
-        if config.clock is None:
-            raise ConfigError("clock: None; ttl_seconds needs a PoolConfig with a clock")
-        number = isinstance(options.ttl_seconds, (int, float))
-        if not number or not 0 < options.ttl_seconds < float("inf"):
-            raise PromptError(f"ttl_seconds: {options.ttl_seconds!r}; needs more than 0")
-
-
 def _check_lanes(lanes: int, **wanted: object) -> None:
     for name, lane in wanted.items():
         if lane is not None and (type(lane) is not int or not 0 <= lane < lanes):
             raise PromptError(f"{name}: {lane!r}; needs an int of 0 to {lanes - 1}")
-
-
-def _check_flags(**flags: object) -> None:
-    for name, value in flags.items():
-        if type(value) is not bool:
-            raise PromptError(f"{name}: {value!r}; needs True or False")

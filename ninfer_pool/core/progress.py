@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
+from ninfer_pool.core.config import PoolConfig
 from ninfer_pool.core.entry import Checkpoint
 from ninfer_pool.core.eviction import evict_for
 from ninfer_pool.core.ledger import Pages, Units
@@ -18,7 +19,22 @@ from ninfer_pool.core.planner import Chunk, plan_chunks
 from ninfer_pool.core.prompt import check_ids, flat_bytes
 from ninfer_pool.core.results import EvictionCost, Explanation, reuse_of
 from ninfer_pool.core.state import PoolState
-from ninfer_pool.errors import LeaseError
+from ninfer_pool.errors import ConfigError, LeaseError, PromptError
+
+
+class AcquireOptions(TypedDict, total=False):
+    """The keywords of `PrefixPool.acquire`, except ``wait_for_shared``; see there."""
+
+    reserve_tokens: int
+    read: bool
+    retain: bool
+    pin: bool
+    priority: int
+    ttl_seconds: float | None
+    lane: int | None
+    near: int | None
+    exact: bool
+    claim: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +48,27 @@ class RequestOptions:
     ttl_seconds: float | None
     exact: bool
     claim: bool
+
+    def check(self, config: PoolConfig) -> None:
+        """Reject a reserve, a priority, a lifetime or a flag that cannot be used."""
+        if type(self.reserve_tokens) is not int or self.reserve_tokens < 0:
+            raise PromptError(f"reserve_tokens: {self.reserve_tokens!r}; needs an int of 0 or more")
+        if type(self.priority) is not int:
+            raise PromptError(f"priority: {self.priority!r}; needs an int")
+        if self.ttl_seconds is not None:
+            if config.clock is None:
+                raise ConfigError("clock: None; ttl_seconds needs a PoolConfig with a clock")
+            number = isinstance(self.ttl_seconds, (int, float))
+            if not number or not 0 < self.ttl_seconds < float("inf"):
+                raise PromptError(f"ttl_seconds: {self.ttl_seconds!r}; needs more than 0")
+        check_flags(retain=self.retain, pin=self.pin, exact=self.exact, claim=self.claim)
+
+
+def check_flags(**flags: object) -> None:
+    """Reject a flag that is not a bool."""
+    for name, value in flags.items():
+        if type(value) is not bool:
+            raise PromptError(f"{name}: {value!r}; needs True or False")
 
 
 class LeaseProgress:
