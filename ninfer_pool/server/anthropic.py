@@ -1,4 +1,8 @@
-"""Anthropic's dialect: bodies of requests; `anthropic_replies` writes the answers."""
+"""Anthropic's dialect: bodies of requests; `anthropic_replies` writes the answers.
+
+An invalid body is an `ApiError` of status 400, which names the field and valid values. The names
+of headers are in lower case.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from ninfer_pool.server.dialect import (
     Part,
     Stop,
     StrictModel,
+    TextOrList,
     Whole,
     check,
     controls,
@@ -49,7 +54,7 @@ class _Text(StrictModel):
 
 
 _Texts = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[_Text], Tag("<list>")],
+    TextOrList[_Text],
     text_or_list(why="text or a list of text parts: this model reads text alone"),
 ]
 
@@ -123,17 +128,12 @@ _TEXT_OR_PARTS = text_or_list(why="text or a list of parts")
 
 class _User(StrictModel):
     role: Literal["user"]
-    content: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[list[_UserPart], Tag("<list>")], _TEXT_OR_PARTS
-    ]
+    content: Annotated[TextOrList[_UserPart], _TEXT_OR_PARTS]
 
 
 class _Assistant(StrictModel):
     role: Literal["assistant"]
-    content: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[list[_AssistantPart], Tag("<list>")],
-        _TEXT_OR_PARTS,
-    ]
+    content: Annotated[TextOrList[_AssistantPart], _TEXT_OR_PARTS]
 
 
 class _System(StrictModel):
@@ -241,21 +241,13 @@ class _MessagesBody(_CountBody):
 
 
 def parse_messages(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-    """Check the body of POST /v1/messages; header names in lower case.
-
-    Raises:
-        ApiError: 400, names the field and valid values.
-    """
+    """Check the body of POST /v1/messages."""
     checked = check(_MessagesBody, read_object(body), dialect=ANTHROPIC)
     return _request(checked, headers, endpoint=MESSAGES)
 
 
 def parse_count(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-    """Check the body of POST /v1/messages/count_tokens; header names in lower case.
-
-    Raises:
-        ApiError: 400, names the field and valid values.
-    """
+    """Check the body of POST /v1/messages/count_tokens."""
     checked = check(_CountBody, read_object(body), dialect=ANTHROPIC)
     return _request(checked, headers, endpoint=COUNT)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,12 @@ PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-Endpoint = Callable[[HttpRequest], Awaitable[Response]]
+DIALECTS: tuple[tuple[str, Parse, type[ReplyWriter]], ...] = (
+    (openai.CHAT, openai.parse_chat, ChatWriter),
+    (openai.COMPLETIONS, openai.parse_completion, CompletionWriter),
+    (anthropic.MESSAGES, anthropic.parse_messages, MessagesWriter),
+)
+"""Each endpoint of the model, its parser and its writers."""
 
 
 def create_app(service: Service) -> Starlette:
@@ -81,9 +87,10 @@ def _middleware(settings: Settings) -> list[Middleware]:
 def _routes(routes: Routes) -> list[BaseRoute]:
     get, post, delete = ["GET"], ["POST"], ["DELETE"]
     return [
-        Route("/v1/chat/completions", routes.chat, methods=post),
-        Route("/v1/completions", routes.completions, methods=post),
-        Route("/v1/messages", routes.messages, methods=post),
+        *(
+            Route(path, partial(routes.serve, parse, writers), methods=post)
+            for path, parse, writers in DIALECTS
+        ),
         Route("/v1/messages/count_tokens", routes.count_tokens, methods=post),
         Route("/v1/models", routes.models, methods=get),
         Route("/v1/models/{name:path}", routes.model, methods=get),
@@ -96,8 +103,7 @@ def _routes(routes: Routes) -> list[BaseRoute]:
         Route("/pool/entries/{key}", routes.entry, methods=get),
         Route("/pool/entries/{key}", routes.remove, methods=delete),
         Route("/pool/entries/{key}/file", routes.download, methods=get),
-        Route("/pool/entries/{key}/pin", routes.pin, methods=post),
-        Route("/pool/entries/{key}/pin", routes.unpin, methods=delete),
+        Route("/pool/entries/{key}/pin", routes.pin, methods=[*post, *delete]),
         *_page(),
     ]
 
@@ -106,14 +112,11 @@ def _page() -> list[BaseRoute]:
     """The page's index at the root, its other files below ``/page``."""
     files = {f"/page/{path.name}": path for path in PAGE.iterdir() if path.is_file()}
     files["/"] = files.pop("/page/index.html")
-    return [Route(name, _file(path), methods=["GET"]) for name, path in files.items()]
+    return [Route(name, partial(_file, path), methods=["GET"]) for name, path in files.items()]
 
 
-def _file(path: Path) -> Endpoint:
-    async def answer(_: HttpRequest) -> Response:
-        return FileResponse(path, headers=PAGE_HEADERS)
-
-    return answer
+async def _file(path: Path, _: HttpRequest) -> Response:
+    return FileResponse(path, headers=PAGE_HEADERS)
 
 
 class Routes:
@@ -124,21 +127,10 @@ class Routes:
 
     # -- requests to the model -------------------------------------------------------------
 
-    async def chat(self, request: HttpRequest) -> Response:
-        """POST /v1/chat/completions."""
-        return await self._serve(request, openai.parse_chat, ChatWriter)
-
-    async def completions(self, request: HttpRequest) -> Response:
-        """POST /v1/completions."""
-        return await self._serve(request, openai.parse_completion, CompletionWriter)
-
-    async def messages(self, request: HttpRequest) -> Response:
-        """POST /v1/messages."""
-        return await self._serve(request, anthropic.parse_messages, MessagesWriter)
-
-    async def _serve(
-        self, request: HttpRequest, parse: Parse, writers: type[ReplyWriter]
+    async def serve(
+        self, parse: Parse, writers: type[ReplyWriter], request: HttpRequest
     ) -> Response:
+        """POST to an endpoint of the model."""
         return Reply(self._service, await self._prepared(request, parse), writers)
 
     async def _prepared(self, request: HttpRequest, parse: Parse) -> ServedRequest:
@@ -147,23 +139,9 @@ class Routes:
         return await self._service.prepare(parse, body, headers)
 
     async def _body(self, request: HttpRequest) -> bytes:
-        """Return the whole body.
-
-        Raises:
-            ApiError: 413, as soon as it is known to be too long.
-        """
         most = self._service.settings.max_request_bytes
-        stated = request.headers.get("content-length", "")
         text = f"the body has more than {most >> 20} MiB; send less, or raise --max-request-mib"
-        if stated.isdecimal() and int(stated) > most:
-            raise ApiError(413, text)
-        parts, length = list[bytes](), 0
-        async for part in request.stream():
-            length += len(part)
-            if length > most:
-                raise ApiError(413, text)
-            parts.append(part)
-        return b"".join(parts)
+        return b"".join([part async for part in files.parts(request, most, ApiError(413, text))])
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         """POST /v1/messages/count_tokens."""
@@ -199,10 +177,8 @@ class Routes:
 
     async def health(self, _: HttpRequest) -> Response:
         """GET /health: for a supervisor of the process; needs no key."""
-        failure = self._service.engine.failure
-        if failure is not None:
-            return JSONResponse({"status": "failed"}, status_code=503)
-        return JSONResponse({"status": "ok"})
+        failed = self._service.engine.failure is not None
+        return JSONResponse({"status": "failed" if failed else "ok"}, 503 if failed else 200)
 
     async def metrics(self, request: HttpRequest) -> Response:
         """GET /metrics: Prometheus text for scrapers, JSON for all others."""
@@ -248,21 +224,13 @@ class Routes:
         return JSONResponse({"removed": 1})
 
     async def pin(self, request: HttpRequest) -> Response:
-        """POST /pool/entries/{key}/pin: ``{"pinned": false}`` takes the pin off."""
+        """POST /pool/entries/{key}/pin; DELETE, or ``{"pinned": false}``, takes the pin off."""
         key = await self._key(request)
-        wanted = openai.parse_pin(await self._body(request))
+        wanted = request.method == "POST" and openai.parse_pin(await self._body(request))
         pool = self._service.runner.pool
-        if wanted and not await self._aside(lambda: pool.pin(key)):
+        if not await self._aside(lambda: (pool.pin if wanted else pool.unpin)(key)) and wanted:
             raise _conflict(key, "it names more than one entry")
-        if not wanted:
-            await self._aside(lambda: pool.unpin(key))
         return JSONResponse({"key": key, "pinned": wanted})
-
-    async def unpin(self, request: HttpRequest) -> Response:
-        """DELETE /pool/entries/{key}/pin."""
-        key = await self._key(request)
-        await self._aside(lambda: self._service.runner.pool.unpin(key))
-        return JSONResponse({"key": key, "pinned": False})
 
     async def download(self, request: HttpRequest) -> Response:
         """GET /pool/entries/{key}/file: ``?tokens=false`` leaves the token ids out."""

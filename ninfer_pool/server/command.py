@@ -22,6 +22,7 @@ from ninfer_pool.runner import TINY, Runner
 from ninfer_pool.runner.capacity import Capacity
 from ninfer_pool.runner.loading import load_runner
 from ninfer_pool.server.app import create_app
+from ninfer_pool.server.chat_request import fields_of
 from ninfer_pool.server.options import check_options
 from ninfer_pool.server.request_log import RequestLog
 from ninfer_pool.server.service import Service
@@ -30,6 +31,11 @@ from ninfer_pool.server.shutdown import FORCE_STOP_SECONDS, REQUESTS_SHARE, Dead
 
 SHIPPED_ID = "ninfer-tiny"
 DRAFTS, LANES = 3, 4
+PASSED_ON = (
+    *("device", "dtype", "kv_dtype", "kv_budget", "max_context", "affinity", "min_chunk"),
+    *("host_budget", "disk_dir", "disk_budget"),
+)
+"""Options that the runner has under the same name."""
 SWITCH_SECONDS = 0.0005
 """How long the engine's thread may hold the interpreter while the server's thread waits."""
 
@@ -47,9 +53,9 @@ def serve(args: argparse.Namespace) -> None:
         runner = make_runner(args)
         service = Service(runner, settings=settings_of(args), log=log, print_line=print_line)
         print_start(service, listener, args)
-        config = uvicorn_config(
-            service, log_level="warning", drain=_drain_seconds(args.shutdown_seconds)
-        )
+        seconds = args.shutdown_seconds  # connections have a little more than requests to end
+        drain = int(seconds * REQUESTS_SHARE) + (2 if seconds >= 20 else 1)
+        config = uvicorn_config(service, log_level="warning", drain=drain)
         sys.setswitchinterval(SWITCH_SECONDS)
         _Server(config, service).run(sockets=[listener])
 
@@ -63,11 +69,6 @@ def uvicorn_config(service: Service, *, log_level: str, drain: int) -> uvicorn.C
         access_log=False,
         timeout_graceful_shutdown=drain,
     )
-
-
-def _drain_seconds(seconds: int) -> int:
-    """Return the seconds for connections to close, a little more than for requests."""
-    return int(seconds * REQUESTS_SHARE) + (2 if seconds >= 20 else 1)
 
 
 class _Server(uvicorn.Server):
@@ -88,9 +89,8 @@ class _Server(uvicorn.Server):
             service.drain(Deadline(service.settings.shutdown_seconds, last=service.print_last))
         elif self._signals == 2:
             self._captured_signals.append(sig)  # the exit code names it
-            service.force_stop(
-                Deadline(FORCE_STOP_SECONDS, last=service.print_last), code=128 + sig
-            )
+            deadline = Deadline(FORCE_STOP_SECONDS, last=service.print_last)
+            service.force_stop(deadline, code=128 + sig)
         else:
             os._exit(128 + sig)
 
@@ -101,18 +101,15 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         UsageError: it cannot be bound.
     """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=_family(host), backlog=512)
+        listener = socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
         raise UsageError(f"--host, --port: {host}:{port}: {error.strerror or error}") from None
     # Connections inherit it. asyncio sets it only on sockets that name TCP, and this one does
     # not: a stream's first token would wait 40 ms for the client's acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def make_runner(args: argparse.Namespace) -> Runner:
@@ -131,20 +128,11 @@ def make_runner(args: argparse.Namespace) -> Runner:
     with _folder_named():
         return load_runner(
             args.model,
-            device=args.device,
-            dtype=args.dtype,
-            kv_dtype=args.kv_dtype,
-            kv_budget=args.kv_budget,
             draft_tokens=drafts,
-            max_context=args.max_context,
             lanes=lanes,
-            affinity=args.affinity,
             grid=args.prefill_chunk,
-            min_chunk=args.min_chunk,
             clock=time.monotonic,
-            host_budget=args.host_budget,
-            disk_dir=args.disk_dir,
-            disk_budget=args.disk_budget,
+            **fields_of(args, *PASSED_ON),
             **pool,
         )
 
@@ -167,16 +155,13 @@ def settings_of(args: argparse.Namespace) -> Settings:
         template["preserve_thinking"] = True
     return Settings(
         model_ids=tuple(args.model_id or [default_id(args.model)]),
-        api_key=args.api_key,
-        default_max_tokens=args.default_max_tokens,
         max_request_bytes=args.max_request_mib * MIB,
-        max_queue=args.max_queue,
-        shutdown_seconds=args.shutdown_seconds,
         cors=tuple(args.cors),
         read=not args.no_prefix_reuse,
         retain=not args.no_prefix_reuse,
-        single_lane=args.single_lane,
         template=template,
+        **fields_of(args, "api_key", "default_max_tokens", "max_queue", "shutdown_seconds"),
+        single_lane=args.single_lane,
     )
 
 
@@ -199,7 +184,7 @@ def print_start(service: Service, listener: socket.socket, args: argparse.Namesp
     )
     for tier in service.runner.pool.stats().tiers:
         print_line(tier_line(service.runner, tier, args.disk_dir))
-    if args.api_key is None and not _loopback(host):
+    if args.api_key is None and not (host.startswith("127.") or host == "::1"):
         print_line("warning: others can reach this address and no --api-key is required")
 
 
@@ -208,20 +193,15 @@ def tier_line(runner: Runner, tier: TierStats, folder: Path | None) -> str:
     layout, size = runner.slab.layout, format_bytes(tier.budget_bytes)
     capacity = Capacity.of(layout, tier.budget_bytes // layout.page_bytes)
     holds = f"{size}: {capacity.tokens:,} tokens of KV, or {capacity.conversations:,} conversations"
-    place = f"{tier.tier} tier" if tier.tier != "disk" else f"disk tier {folder}"
-    if not (tier.entries or tier.damaged):
-        found = "empty"
-    else:
+    place, took = f"{tier.tier} tier", ""
+    if tier.tier == "disk":
+        place = f"disk tier {folder}"
+        took = f"; indexed in {1000 * runner.tiers.opening_seconds:,.0f} ms"
+    found = "empty"
+    if tier.entries or tier.damaged:
         found = f"{tier.entries:,} entries with {tier.checkpoints:,} checkpoints found, "
         found += f"{format_bytes(tier.bytes)}, {tier.damaged:,} damaged"
-    took = ""
-    if tier.tier == "disk":
-        took = f"; indexed in {1000 * runner.tiers.opening_seconds:,.0f} ms"
     return f"{place}: {holds}; {found}{took}"
-
-
-def _loopback(host: str) -> bool:
-    return host.startswith("127.") or host == "::1"
 
 
 def print_line(line: str) -> None:

@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    Tag,
     ValidationError,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
@@ -69,15 +70,16 @@ def one_of(*kinds: str, by: str, why: str) -> Discriminator:
     return Discriminator(kind, custom_error_type=NEEDS, custom_error_message=why)
 
 
+Item = TypeVar("Item")
+TextOrList = Annotated[str, Tag("<text>")] | Annotated[list[Item], Tag("<list>")]
+
+
 def text_or_list(*, why: str) -> Discriminator:
-    """Choose between the models tagged ``<text>``, a string, and ``<list>``."""
-    return Discriminator(_text_or_list, custom_error_type=NEEDS, custom_error_message=why)
-
-
-def _text_or_list(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    return "<list>" if isinstance(value, list) else None
+    """Choose between the two kinds of a `TextOrList`."""
+    tags: dict[type, str] = {str: "<text>", list: "<list>"}
+    return Discriminator(
+        lambda value: tags.get(type(value)), custom_error_type=NEEDS, custom_error_message=why
+    )
 
 
 def _no_nul(value: str) -> str:

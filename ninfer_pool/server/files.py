@@ -98,28 +98,41 @@ async def upload(service: Service, request: HttpRequest, *, salt: str | None) ->
     return {
         "key": key,
         "tokens": found[0].tokens,
-        "checkpoints": [
-            {"position": position, "kind": kind} for position, kind in found[0].checkpoints
-        ],
+        "checkpoints": [{"position": at, "kind": kind} for at, kind in found[0].checkpoints],
     }
 
 
-async def _receive(request: HttpRequest, path: Path, *, most: int) -> None:
+async def parts(request: HttpRequest, most: int, too_large: ApiError) -> AsyncIterator[bytes]:
+    """Yield a request's body.
+
+    Raises:
+        ApiError: ``too_large``, as soon as the body is known to have more than ``most`` bytes.
+    """
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > most:
-        raise _too_large(most)
-    gathered, length = bytearray(), 0
+        raise too_large
+    length = 0
+    async for part in request.stream():
+        length += len(part)
+        if length > most:
+            raise too_large
+        yield part
+
+
+async def _receive(request: HttpRequest, path: Path, *, most: int) -> None:
+    text = (
+        f"file: more than {most} bytes ({format_bytes(most)}), the most that an entry can take "
+        "here; needs a smaller one, or a larger --kv-budget"
+    )
+    gathered = bytearray()
     with path.open("xb") as file:
-        async for part in request.stream():
-            length += len(part)
-            if length > most:
-                raise _too_large(most)
+        async for part in parts(request, most, ApiError(413, text)):
             gathered += part
             if len(gathered) >= WRITE_BYTES:
                 await asyncio.to_thread(_write, file, bytes(gathered))
                 gathered.clear()
         await asyncio.to_thread(_write, file, bytes(gathered))
-    if not length:
+    if not path.stat().st_size:
         raise invalid("file: empty; needs what GET /pool/entries/{key}/file gave", param="file")
 
 
@@ -150,11 +163,3 @@ def _check_salt(path: Path, salt: str | None) -> None:
     if reader.has_tokens and bundle.namespace.salt != salt:
         wanted = "the one that it was saved under" if bundle.salted else "none"
         raise ApiError(403, f"cache_salt: not that of the file; send {wanted}", param="cache_salt")
-
-
-def _too_large(most: int) -> ApiError:
-    return ApiError(
-        413,
-        f"file: more than {most} bytes ({format_bytes(most)}), the most that an entry can take "
-        "here; needs a smaller one, or a larger --kv-budget",
-    )

@@ -24,8 +24,12 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encode
 
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.server.chat_request import OUTCOME, Report
-from ninfer_pool.server.lifetimes import Lifetimes
-from ninfer_pool.server.pool_metrics import PoolCollector, bytes_by_use, evictions_by_kind
+from ninfer_pool.server.pool_metrics import (
+    Lifetimes,
+    PoolCollector,
+    bytes_by_use,
+    evictions_by_kind,
+)
 
 TENANTS: Final = 64
 """Tenants whose last request is kept; the least recently active is dropped first."""

@@ -1,4 +1,8 @@
-"""OpenAI's dialect: bodies of requests; `openai_replies` writes the answers."""
+"""OpenAI's dialect: bodies of requests; `openai_replies` writes the answers.
+
+An invalid body is an `ApiError` of status 400, which names the field and valid values. The names
+of headers are in lower case.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from ninfer_pool.server.dialect import (
     Part,
     Stop,
     StrictModel,
+    TextOrList,
     Whole,
     check,
     controls,
@@ -60,14 +65,8 @@ _AssistantPart = Annotated[
     Annotated[_Text, Tag("<text>")] | Annotated[_Refusal, Tag("<refusal>")],
     one_of("text", "refusal", by="type", why="a part of type 'text'"),
 ]
-_Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[_Text], Tag("<list>")],
-    text_or_list(why=TEXT_ALONE.removeprefix("null, ")),
-]
-_Answer = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[_AssistantPart], Tag("<list>")],
-    text_or_list(why=TEXT_ALONE),
-]
+_Content = Annotated[TextOrList[_Text], text_or_list(why=TEXT_ALONE.removeprefix("null, "))]
+_Answer = Annotated[TextOrList[_AssistantPart], text_or_list(why=TEXT_ALONE)]
 _TOOLS_INSTEAD = "null: this is an old name; use tools and tool_choice"
 
 
@@ -91,14 +90,8 @@ class _ToolCall(StrictModel):
         return {"id": self.id, "type": "function", "function": self.function.plain()}
 
 
-class _System(StrictModel):
-    role: Literal["system", "developer"]
-    content: _Content
-    name: str | None = None
-
-
-class _User(StrictModel):
-    role: Literal["user"]
+class _Prose(StrictModel):
+    role: Literal["system", "developer", "user"]
     content: _Content
     name: str | None = None
 
@@ -125,9 +118,9 @@ class _ToolResult(StrictModel):
 
 
 _Message = Annotated[
-    Annotated[_System, Tag("<system>")]
-    | Annotated[_System, Tag("<developer>")]
-    | Annotated[_User, Tag("<user>")]
+    Annotated[_Prose, Tag("<system>")]
+    | Annotated[_Prose, Tag("<developer>")]
+    | Annotated[_Prose, Tag("<user>")]
     | Annotated[_Assistant, Tag("<assistant>")]
     | Annotated[_ToolResult, Tag("<tool>")],
     one_of(
@@ -240,30 +233,18 @@ class _CompletionBody(_Shared):
 # -- requests -------------------------------------------------------------------------------
 
 
-def parse_chat(body: bytes, headers: Mapping[str, str], *, endpoint: str = CHAT) -> ChatRequest:
-    """Check the body of POST /v1/chat/completions; header names in lower case.
-
-    Raises:
-        ApiError: 400, names the field and valid values.
-    """
-    return _chat(read_object(body), headers, endpoint=endpoint)
+def parse_chat(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
+    """Check the body of POST /v1/chat/completions."""
+    return _chat(read_object(body), headers, endpoint=CHAT)
 
 
 def parse_completion(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-    """Check the body of POST /v1/completions; header names in lower case.
-
-    Raises:
-        ApiError: 400, names the field and valid values.
-    """
+    """Check the body of POST /v1/completions."""
     return _completion(read_object(body), headers, endpoint=COMPLETIONS)
 
 
 def parse_explain(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-    """Check a body of either endpoint, for an explanation of its prompt.
-
-    Raises:
-        ApiError: 400, names the field and valid values.
-    """
+    """Check a body of either endpoint, for an explanation of its prompt."""
     data = read_object(body)
     raw = "prompt" in data and "messages" not in data
     return (_completion if raw else _chat)(data, headers, endpoint=EXPLAIN)
@@ -274,11 +255,7 @@ class _Pin(StrictModel):
 
 
 def parse_pin(body: bytes) -> bool:
-    """Return whether a body requests a pin, as an empty one does, or its removal.
-
-    Raises:
-        ApiError: 400, names the field and valid values.
-    """
+    """Return whether a body requests a pin, as an empty one does, or its removal."""
     return not body.strip() or check(_Pin, read_object(body), dialect=OPENAI).pinned
 
 
@@ -327,7 +304,7 @@ def _shared(body: _Shared) -> dict[str, Any]:
     }
 
 
-def _in_parts(message: _System | _User | _Assistant | _ToolResult) -> MessageParts:
+def _in_parts(message: _Prose | _Assistant | _ToolResult) -> MessageParts:
     content = [Part(message.content)] if isinstance(message.content, str) else message.content
     parts = [part if isinstance(part, Part) else part.part() for part in content or ()]
     more: dict[str, Any] = {"name": message.name}

@@ -1,17 +1,20 @@
-"""Metrics whose values are stored in the pool: read from it whenever they are collected."""
+"""Metrics of the pool: its counters and sizes, and how long entries are retained and unused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final
 
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ninfer_pool.core.pool import PrefixPool
-from ninfer_pool.core.results import Counters, Stats, TierStats
+from ninfer_pool.core.results import Counters, Event, Stats
 
 PREFIX: Final = "ninfer_pool_"
+AGE_SECONDS: Final = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400, 604800)
 COUNTERS: Final = {
     "evicted_pages": "Pages freed to make room",
     "captures_skipped": "Checkpoints requested and not taken, for any reason",
@@ -67,12 +70,21 @@ class PoolCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric, all from one reading of the pool."""
         stats = self._pool.stats()
-        yield from _counters(stats.counters)
-        yield from _gauges(stats, page_bytes=self._pool.config.page_bytes)
+        evictions = evictions_by_kind(stats.counters)
+        yield _by("kind", CounterMetricFamily, "evictions", "Evictions by kind", evictions)
+        for name, text in COUNTERS.items():
+            yield CounterMetricFamily(PREFIX + name, text, value=getattr(stats.counters, name))
+        uses = bytes_by_use(stats, page_bytes=self._pool.config.page_bytes)
+        pages = {use: size // self._pool.config.page_bytes for use, size in uses.items()}
+        yield _by("use", GaugeMetricFamily, "bytes", "Bytes of the slab by use", uses)
+        yield _by("use", GaugeMetricFamily, "pages", "Pages of the slab by use", pages)
+        for name, text in GAUGES.items():
+            yield _gauge(name, text, getattr(stats, name))
+        yield _gauge("kv_bytes", "Bytes of retained KV", uses["kv"])
         yield _gauge("running", "Requests in a lane", self._running())
         yield _gauge("queued", "Requests waiting for a lane", self._queued())
         if stats.tiers:
-            yield from _tiers(stats.tiers)
+            yield from _tiers(stats)
 
 
 def bytes_by_use(stats: Stats, *, page_bytes: int) -> dict[str, int]:
@@ -91,41 +103,90 @@ def evictions_by_kind(counters: Counters) -> dict[str, int]:
     return {kind: getattr(counters, name) for kind, name in EVICTIONS.items()}
 
 
-def _counters(counters: Counters) -> Iterator[Metric]:
-    evictions = CounterMetricFamily(PREFIX + "evictions", "Evictions by kind", labels=("kind",))
-    yield _filled(evictions, evictions_by_kind(counters))
-    for name, text in COUNTERS.items():
-        yield CounterMetricFamily(PREFIX + name, text, value=getattr(counters, name))
-
-
-def _gauges(stats: Stats, *, page_bytes: int) -> Iterator[Metric]:
-    uses = bytes_by_use(stats, page_bytes=page_bytes)
-    pages = {use: size // page_bytes for use, size in uses.items()}
-    for name, text, values in (
-        ("bytes", "Bytes of the slab by use", uses),
-        ("pages", "Pages of the slab by use", pages),
-    ):
-        yield _filled(GaugeMetricFamily(PREFIX + name, text, labels=("use",)), values)
-    for name, text in GAUGES.items():
-        yield _gauge(name, text, getattr(stats, name))
-    yield _gauge("kv_bytes", "Bytes of retained KV", uses["kv"])
-
-
-def _tiers(tiers: Sequence[TierStats]) -> Iterator[Metric]:
-    for kind, texts in (
-        (GaugeMetricFamily, TIER_GAUGES),
-        (CounterMetricFamily, TIER_COUNTERS),
-    ):
+def _tiers(stats: Stats) -> Iterator[Metric]:
+    families = ((GaugeMetricFamily, TIER_GAUGES), (CounterMetricFamily, TIER_COUNTERS))
+    for family, texts in families:
         for name, text in texts.items():
-            values = {tier.tier: getattr(tier, name) for tier in tiers}
-            yield _filled(kind(f"{PREFIX}tier_{name}", text, labels=("tier",)), values)
+            values = {tier.tier: getattr(tier, name) for tier in stats.tiers}
+            yield _by("tier", family, f"tier_{name}", text, values)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(PREFIX + name, text, value=value)
 
 
-def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]) -> Metric:
-    for label, value in values.items():
-        family.add_metric((label,), value)
-    return family
+def _by(
+    label: str,
+    family: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    text: str,
+    values: Mapping[str, float],
+) -> Metric:
+    metric = family(PREFIX + name, text, labels=(label,))
+    for value_label, value in values.items():
+        metric.add_metric((value_label,), value)
+    return metric
+
+
+class Lifetimes:
+    """Times entries: from insertion to eviction, between two uses, from last use to eviction.
+
+    An event is timed when it is read. Memory: two numbers per entry. Not thread-safe.
+    """
+
+    def __init__(
+        self, pool: PrefixPool, clock: Callable[[], float], registry: CollectorRegistry
+    ) -> None:
+        waits = partial(Histogram, namespace="ninfer_pool", registry=registry, buckets=AGE_SECONDS)
+        self._lifetime = waits(
+            "entry_lifetime_seconds", "From an entry's insertion to its eviction"
+        )
+        self._gap = waits("entry_reuse_gap_seconds", "Between two uses of an entry")
+        self._idle = waits("entry_idle_seconds", "From an entry's last use to its eviction")
+        self._pool = pool
+        self._clock = clock
+        self._next = 0
+        self._inserted: dict[int, float] = {}
+        self._used: dict[int, float] = {}
+
+    def follow(self) -> None:
+        """Read the events since the last call. O(events)."""
+        events = self._pool.events(self._next)
+        if not events:
+            return
+        now, missed = self._clock(), events[0].number > self._next
+        self._next = events[-1].number + 1
+        for event in events:
+            self._take(event, now)
+        if missed:
+            self._forget_evicted()
+
+    def ages(self, entry: int) -> tuple[float, float]:
+        """Return seconds since an entry's insertion and last use; 0 for an unknown entry."""
+        now = self._clock()
+        return now - self._inserted.get(entry, now), now - self._used.get(entry, now)
+
+    def _take(self, event: Event, now: float) -> None:
+        entry = event.entry
+        if event.kind == "evicted":
+            if entry in self._inserted:
+                self._lifetime.observe(_elapsed(self._inserted.pop(entry), now))
+                self._idle.observe(_elapsed(self._used.pop(entry), now))
+        elif event.kind in ("stored", "touched"):
+            self._inserted.setdefault(entry, now)
+            before = self._used.get(entry, now)
+            if before < now:  # several events of one commit or one reading are one use
+                self._gap.observe(now - before)
+            self._used[entry] = now
+
+    def _forget_evicted(self) -> None:
+        """Forget entries whose eviction was among events that were overwritten unread."""
+        with self._pool.state.lock:
+            retained = set(self._pool.state.catalog.entries)
+        for entry in self._inserted.keys() - retained:
+            del self._inserted[entry], self._used[entry]
+
+
+def _elapsed(begin: float, now: float) -> float:
+    """Return the seconds between two readings; 0 where the clock was set back."""
+    return max(0.0, now - begin)

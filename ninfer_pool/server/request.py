@@ -14,17 +14,13 @@ from typing import Any
 from ninfer_pool.core.prompt import Prompt
 from ninfer_pool.runner import Rendered, Request, RequestOutput, Tokenizer
 from ninfer_pool.runner.tokenizer import TextStream
-from ninfer_pool.server.chat_request import ChatRequest, Piece, Reasoning, Report, Start
+from ninfer_pool.server.chat_request import ChatRequest, Piece, Reasoning, Report, Start, fields_of
 from ninfer_pool.server.errors import ApiError
 from ninfer_pool.server.output_parser import OutputParser
 
 LOGGER = logging.getLogger(__name__)
 FAULT = "a fault of the server's own"
 Event = Start | Piece | Report | ApiError
-
-
-def _ignore(_: ServedRequest, __: Report) -> None:
-    """No-op."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -45,7 +41,7 @@ class ServedRequest:
     """The runner's request, once it was submitted."""
     logged: Any = None
     """Its arrival in the request log."""
-    done: Callable[[ServedRequest, Report], None] = _ignore
+    done: Callable[[ServedRequest, Report], None] = lambda request, report: None
     loop: asyncio.AbstractEventLoop | None = None
     """The loop of its events."""
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
@@ -156,20 +152,14 @@ class ServedRequest:
         return Report(
             number=self.number,
             endpoint=chat.endpoint,
-            prompt_tokens=output.prompt_tokens,
+            **fields_of(output, "prompt_tokens", "reuse", "reason", "exact", "key", "lane"),
+            **fields_of(output, "drafted", "accepted", "tier"),
             cached_tokens=output.reused,
             output_tokens=len(output.tokens),
             reasoning_tokens=self._thought,
             retained_tokens=output.retained,
-            reuse=output.reuse,
-            reason=output.reason,
-            exact=output.exact,
             finish=finish,
             stop_string=self._parser.stop_string,
-            key=output.key,
-            lane=output.lane,
-            drafted=output.drafted,
-            accepted=output.accepted,
             arrived=arrived,
             queued_seconds=0.0 if finish == "error" else output.queued_seconds,
             first_token_seconds=first - begun,
@@ -177,7 +167,6 @@ class ServedRequest:
             seconds=now - begun,
             stream=chat.stream,
             control=chat.control,
-            tier=output.tier,
         )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ninfer_pool.core.prompt import Prompt
-from ninfer_pool.core.results import Explanation
 from ninfer_pool.errors import PoolError, PromptError
 from ninfer_pool.runner import Chat, Rendered, Runner, Scheduler
 from ninfer_pool.runner.request import ContextError
@@ -76,17 +76,11 @@ class Service:
         Raises:
             ApiError: it cannot be served, with the reason.
         """
-        arrived = time.time(), time.perf_counter()
-        if len(body) > LARGE:
-            return await asyncio.to_thread(self._prepare, parse, body, headers, arrived)
-        return self._prepare(parse, body, headers, arrived)
+        work = partial(self._prepare, parse, body, headers, (time.time(), time.perf_counter()))
+        return await asyncio.to_thread(work) if len(body) > LARGE else work()
 
     def _prepare(
-        self,
-        parse: Parse,
-        body: bytes,
-        headers: Mapping[str, str],
-        arrived: tuple[float, float],
+        self, parse: Parse, body: bytes, headers: Mapping[str, str], arrived: tuple[float, float]
     ) -> ServedRequest:
         chat = parse(body, headers)
         self.check_model(chat.model)
@@ -114,12 +108,8 @@ class Service:
         names = self.settings.model_ids
         if name is not None and name not in names:
             known, shown = ", ".join(names), name[:MOST_SHOWN]
-            raise ApiError(
-                404,
-                f"The model `{shown}` does not exist; this server has {known}",
-                param="model",
-                code="model_not_found",
-            )
+            text = f"The model `{shown}` does not exist; this server has {known}"
+            raise ApiError(404, text, param="model", code="model_not_found")
 
     def _render(self, chat: ChatRequest) -> Rendered:
         if chat.text is None:
@@ -136,11 +126,6 @@ class Service:
         if not tokens:
             raise PromptError("prompt: empty; needs at least one token")
         return Rendered.raw(tokens)
-
-    def explain(self, request: ServedRequest) -> Explanation:
-        """Return why a request would hit as deep as it would."""
-        read = request.chat.control.read and self.settings.read
-        return self.runner.pool.explain(request.prompt, read=read)
 
     async def between_steps(self, work: Callable[[], Result]) -> Result:
         """Run a function that reaches the device's pages: on the scheduler's thread."""

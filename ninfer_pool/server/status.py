@@ -144,7 +144,8 @@ def _request(past: Past) -> dict[str, Any]:
 
 def explanation(service: Service, request: ServedRequest) -> dict[str, Any]:
     """Return the answer to ``POST /pool/explain``: how deep the request would hit, and why."""
-    found = service.explain(request)
+    read = request.chat.control.read and service.settings.read
+    found = service.runner.pool.explain(request.prompt, read=read)
     parted = found.diverged_at
     return {
         **fields_of(found, "reason", "tokens", "matched", "resumable", "lost", "kind"),

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pla
 
 from ninfer_pool import PoolConfig
 from ninfer_pool.server.chat_request import Control
-from ninfer_pool.server.lifetimes import Lifetimes
 from ninfer_pool.server.metrics import TENANTS, Metrics, wants_prometheus
+from ninfer_pool.server.pool_metrics import Lifetimes
 from tests.machinery.driver import Driver
 from tests.server.made_reports import report, unheard
 
