@@ -1,14 +1,15 @@
-"""Access control: the API key, and the web pages that a browser may call from."""
+"""Access control: the API key, the web pages that a browser may call from, and bodies' sizes."""
 
 from __future__ import annotations
 
 import base64
 import ipaddress
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ninfer_pool.server.errors import ApiError, error_response
@@ -74,6 +75,23 @@ class AccessGuard:
         if "*" in self._origins or name in self._names:
             return True
         return "." not in name or name.endswith(".localhost") or _address(name) is not None
+
+
+async def body_parts(request: HttpRequest, most: int, *, too_large: str) -> AsyncIterator[bytes]:
+    """Yield a request's body.
+
+    Raises:
+        ApiError: 413, as soon as the body is known to have more than ``most`` bytes.
+    """
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated) > most:
+        raise ApiError(413, too_large)
+    length = 0
+    async for part in request.stream():
+        length += len(part)
+        if length > most:
+            raise ApiError(413, too_large)
+        yield part
 
 
 def _keys(headers: Headers) -> list[bytes]:

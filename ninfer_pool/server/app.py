@@ -22,7 +22,7 @@ from starlette.status import HTTP_405_METHOD_NOT_ALLOWED
 
 from ninfer_pool.core.identity import MAX_SALT
 from ninfer_pool.server import anthropic, files, openai, status
-from ninfer_pool.server.access import AccessGuard
+from ninfer_pool.server.access import AccessGuard, body_parts
 from ninfer_pool.server.anthropic_replies import MessagesWriter
 from ninfer_pool.server.errors import ApiError, error_response
 from ninfer_pool.server.metrics import wants_prometheus
@@ -141,7 +141,7 @@ class Routes:
     async def _body(self, request: HttpRequest) -> bytes:
         most = self._service.settings.max_request_bytes
         text = f"the body has more than {most >> 20} MiB; send less, or raise --max-request-mib"
-        return b"".join([part async for part in files.parts(request, most, ApiError(413, text))])
+        return b"".join([part async for part in body_parts(request, most, too_large=text)])
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         """POST /v1/messages/count_tokens."""

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from ninfer_pool.core.sizes import format_bytes
 from ninfer_pool.errors import RoomError, StoreError
+from ninfer_pool.server.access import body_parts
 from ninfer_pool.server.errors import ApiError, invalid
 from ninfer_pool.server.service import Service
 
@@ -102,23 +103,6 @@ async def upload(service: Service, request: HttpRequest, *, salt: str | None) ->
     }
 
 
-async def parts(request: HttpRequest, most: int, too_large: ApiError) -> AsyncIterator[bytes]:
-    """Yield a request's body.
-
-    Raises:
-        ApiError: ``too_large``, as soon as the body is known to have more than ``most`` bytes.
-    """
-    stated = request.headers.get("content-length", "")
-    if stated.isdecimal() and int(stated) > most:
-        raise too_large
-    length = 0
-    async for part in request.stream():
-        length += len(part)
-        if length > most:
-            raise too_large
-        yield part
-
-
 async def _receive(request: HttpRequest, path: Path, *, most: int) -> None:
     text = (
         f"file: more than {most} bytes ({format_bytes(most)}), the most that an entry can take "
@@ -126,7 +110,7 @@ async def _receive(request: HttpRequest, path: Path, *, most: int) -> None:
     )
     gathered = bytearray()
     with path.open("xb") as file:
-        async for part in parts(request, most, ApiError(413, text)):
+        async for part in body_parts(request, most, too_large=text):
             gathered += part
             if len(gathered) >= WRITE_BYTES:
                 await asyncio.to_thread(_write, file, bytes(gathered))

@@ -1,15 +1,16 @@
-"""Request counters and timings: Prometheus text for scrapers, JSON for other clients.
+"""Request counters and timings: Prometheus text for scrapers, JSON for other clients and the page.
 
 Labels are closed sets of words; no salt, key or text of a request is ever a label.
 """
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 
 from ninfer_pool.core.pool import PrefixPool
-from ninfer_pool.server.chat_request import OUTCOME, Report
+from ninfer_pool.server.chat_request import COUNTS, OUTCOME, Report, fields_of
 from ninfer_pool.server.pool_metrics import (
     Lifetimes,
     PoolCollector,
@@ -36,6 +37,8 @@ TENANTS: Final = 64
 LABELS: Final = 256
 """Pairs of reuse path and reason that are counted separately; far fewer exist."""
 WAIT_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+REQUESTS, HISTORY, SHOWN_TENANTS = 64, 512, 256
+"""Bounds of what the page shows: of each tenant, and of tenants."""
 TOKENS: Final = {
     "prompt": "Prompt tokens of requests that ran",
     "cached": "Prompt tokens resumed instead of computed",
@@ -191,7 +194,7 @@ LAST: Final = {
 
 def _shown(report: Report | None) -> dict[str, Any]:
     """Return a tenant's last request; all None before its first."""
-    values = {name: getattr(report, field, None) for name, field in LAST.items()}
+    values = {name: getattr(report, own, None) for name, own in LAST.items()}
     return {
         name: round(1000 * value, 3) if value is not None and name.endswith("_ms") else value
         for name, value in values.items()
@@ -232,3 +235,54 @@ def _weight(options: list[str]) -> float:
         return float(next(weights, "1"))
     except ValueError:
         return 0.0
+
+
+# -- for the page --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """A request that ended, and where its prompt diverged from the retained ones."""
+
+    report: Report
+    parted_at: int | None
+    parted_in: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Tenant:
+    """The last requests of one tenant, the newest first, and sums over all its requests."""
+
+    requests: deque[Past] = field(default_factory=lambda: deque(maxlen=REQUESTS))
+    history: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    """(end since the epoch, prompt tokens, cached tokens), the newest last."""
+    sums: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    def totals(self) -> dict[str, Any]:
+        """Return the sums as JSON."""
+        sums = {name: self.sums[name] for name in ("requests", *COUNTS)}
+        prompt, cached = sums["prompt_tokens"], sums["cached_tokens"]
+        return {**sums, "hit_rate": cached / prompt if prompt else 0.0}
+
+
+class Recent:
+    """Keeps a bounded number of tenants; the least recently active is dropped first."""
+
+    def __init__(self) -> None:
+        self._tenants: OrderedDict[str | None, Tenant] = OrderedDict()
+
+    def note(self, past: Past) -> None:
+        """Add a request that ended."""
+        report = past.report
+        salt = report.control.salt
+        tenant = self._tenants.setdefault(salt, Tenant())
+        self._tenants.move_to_end(salt)
+        tenant.requests.appendleft(past)
+        tenant.history.append((time.time(), report.prompt_tokens, report.cached_tokens))
+        tenant.sums.update(requests=1, **fields_of(report, *COUNTS))
+        if len(self._tenants) > SHOWN_TENANTS:
+            self._tenants.popitem(last=False)
+
+    def of(self, salt: str | None) -> Tenant:
+        """Return one tenant's requests; empty for an unknown tenant."""
+        return self._tenants.get(salt) or Tenant()

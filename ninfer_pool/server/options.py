@@ -13,7 +13,7 @@ from ninfer_pool.core.config import AFFINITIES
 from ninfer_pool.core.policy import POLICIES
 from ninfer_pool.core.sizes import parse_size
 from ninfer_pool.errors import UsageError
-from ninfer_pool.sim.options import parse_count
+from ninfer_pool.sim.options import argument, parse_count
 
 KEY_VARIABLE = "NINFER_POOL_API_KEY"
 MOST_LANES = 8
@@ -22,19 +22,7 @@ MOST_SHUTDOWN = 86400
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
 """As browsers send it; they leave a scheme's own port out."""
 Add = Callable[..., argparse.Action]
-
-
-def _checked(parse: Callable[[str], int]) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        try:
-            return parse(text)
-        except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read
-
-
-_count, _size = _checked(parse_count), _checked(parse_size)
+_count, _size = argument(parse_count), argument(parse_size)
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +46,7 @@ def _add_server(add: Add) -> None:
     add(
         "--shutdown-seconds",
         metavar="N",
-        type=_checked(partial(parse_count, largest=MOST_SHUTDOWN)),
+        type=argument(partial(parse_count, largest=MOST_SHUTDOWN)),
         default=30,
         help="from a signal to the end: requests have a third, then the disk tier (default: 30)",
     )
@@ -96,7 +84,7 @@ def _add_pool(add: Add) -> None:
     kv = ("fp32", "bf16", "fp16", "int8-g64")
     add("--kv-dtype", choices=kv, help="default: bf16")
     add("--kv-budget", metavar="SIZE", help="such as 4GiB (default: a share of free memory)")
-    lanes = _checked(partial(parse_count, largest=MOST_LANES))
+    lanes = argument(partial(parse_count, largest=MOST_LANES))
     add("--lanes", metavar="N", type=lanes, help="that run at once, 1 to 8 (default: 4)")
     add("--max-entries", metavar="K", type=_count, help="default: bytes alone decide")
     add("--policy", choices=tuple(POLICIES), help="who goes first (default: default)")

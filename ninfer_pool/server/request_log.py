@@ -28,6 +28,7 @@ import numpy.typing as npt
 from ninfer_pool.errors import ConfigError
 from ninfer_pool.server.chat_request import OUTCOME, Report, fields_of
 from ninfer_pool.server.request_matching import CELL_BYTES, Known, RequestMatcher, Tags
+from ninfer_pool.sim.convert.radix import RadixTree
 from ninfer_pool.sim.convert.server_log import FORMAT, VERSION
 
 MOST_TOKENS: Final = 1 << 23
@@ -246,11 +247,9 @@ class RequestLog:
 
 def common_tokens(one: bytes, other: bytes) -> int:
     """Return how many leading int32 tokens two sequences share. O(the shorter)."""
-    length = min(len(one), len(other)) // CELL_BYTES
-    left = np.frombuffer(one, dtype=np.int32, count=length)
-    right = np.frombuffer(other, dtype=np.int32, count=length)
-    apart = np.flatnonzero(left != right)
-    return int(apart[0]) if apart.size else length
+    tree = RadixTree(unit=CELL_BYTES)
+    tree.add(one, 0)
+    return tree.match(other)[0]
 
 
 def _ends_torn(file: int) -> bool:

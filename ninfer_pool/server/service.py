@@ -17,8 +17,7 @@ from ninfer_pool.runner import Chat, Rendered, Runner, Scheduler
 from ninfer_pool.runner.request import ContextError
 from ninfer_pool.server.chat_request import ChatRequest, Report
 from ninfer_pool.server.errors import ApiError, context_exceeded
-from ninfer_pool.server.metrics import Metrics
-from ninfer_pool.server.recent import Past, Recent
+from ninfer_pool.server.metrics import Metrics, Past, Recent
 from ninfer_pool.server.request import ServedRequest
 from ninfer_pool.server.request_log import RequestLog, console_line
 from ninfer_pool.server.settings import Settings

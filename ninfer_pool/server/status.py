@@ -11,8 +11,8 @@ from ninfer_pool.core.results import EntryInfo, TierStats, reuse_of
 from ninfer_pool.runner.request import Sequence
 from ninfer_pool.server.chat_request import COUNTS, OUTCOME, fields_of
 from ninfer_pool.server.errors import ApiError
+from ninfer_pool.server.metrics import Past
 from ninfer_pool.server.pool_metrics import bytes_by_use
-from ninfer_pool.server.recent import Past
 from ninfer_pool.server.request import ServedRequest
 from ninfer_pool.server.service import Service
 
