@@ -25,8 +25,6 @@ from ninfer_pool.server.dialect import (
     StrictModel,
     TextOrList,
     Whole,
-    check,
-    controls,
     conversation,
     one_of,
     only,
@@ -242,13 +240,13 @@ class _MessagesBody(_CountBody):
 
 def parse_messages(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     """Check the body of POST /v1/messages."""
-    checked = check(_MessagesBody, read_object(body), dialect=ANTHROPIC)
+    checked = ANTHROPIC.check(_MessagesBody, read_object(body))
     return _request(checked, headers, endpoint=MESSAGES)
 
 
 def parse_count(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     """Check the body of POST /v1/messages/count_tokens."""
-    checked = check(_CountBody, read_object(body), dialect=ANTHROPIC)
+    checked = ANTHROPIC.check(_CountBody, read_object(body))
     return _request(checked, headers, endpoint=COUNT)
 
 
@@ -264,7 +262,7 @@ def _request(body: _CountBody, headers: Mapping[str, str], *, endpoint: str) -> 
         model=body.model,
         tools=tuple(tool.plain() for tool in tools),
         origins=tuple(message.origin for message in messages),
-        **controls(body, headers, dialect=ANTHROPIC, implied=body.implied()),
+        **ANTHROPIC.controls(body, headers, implied=body.implied()),
         **conversation(messages, marked_tools=marked),
         sampling=sampling(body),
         max_tokens=body.max_tokens,

@@ -116,7 +116,7 @@ class Switches(StrictModel):
 
 
 class Controls(Switches):
-    """StrictModel of a body or a header, in every dialect."""
+    """Fields of a body or a header, in every dialect."""
 
     retain_prefix: bool | None = None
     allow_prefix_reuse: bool | None = None
@@ -129,7 +129,7 @@ class Controls(Switches):
 
 
 class Body(Controls):
-    """StrictModel of all dialects' bodies."""
+    """Fields of all dialects' bodies."""
 
     model: str | None = None
     stream: bool | None = None
@@ -147,6 +147,80 @@ class Dialect:
 
     path: Callable[[Sequence[str | int]], str]
     unknown: str
+
+    def check(
+        self, model: type[Model], data: Mapping[str, Any], *, within: Sequence[str | int] = ()
+    ) -> Model:
+        """Return the checked fields of ``data``, the object at the path ``within`` of a body.
+
+        Raises:
+            ApiError: 400, names the first invalid field and valid values.
+        """
+        try:
+            return model.model_validate(data)
+        except ValidationError as errors:
+            first = errors.errors(include_url=False)[0]
+        raise self._refusal(first, within=within)
+
+    def _refusal(self, error: ErrorDetails, *, within: Sequence[str | int]) -> ApiError:
+        unknown = error["type"] == "extra_forbidden"
+        *parents, last = error["loc"]
+        # A tag at the end is the branch of a value that is wrong as a whole; else an unknown field.
+        steps = [each for each in parents if not _is_tag(each)]
+        steps += [last] if unknown or not _is_tag(last) else []
+        path = self.path([*within, *steps])
+        if unknown:
+            return invalid(self.unknown.format(path[:200]), param=path[:200])
+        if error["type"] == "missing":
+            return invalid(f"{path}: Field required", param=path)
+        message = error["msg"].replace(" after validation", "")
+        if error["type"] == NEEDS:
+            message = f"needs {message}"
+        return invalid(f"{path}: {shown(error['input'])}; {message}", param=path)
+
+    def controls(
+        self, body: Body, headers: Mapping[str, str], *, implied: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the ``control`` and ``template`` of a `ChatRequest`.
+
+        A field of the body precedes the template's arguments, these precede the values ``implied``
+        by other fields of the dialect, and those precede a header.
+
+        Raises:
+            ApiError: 400, names the header or the template's argument.
+        """
+        arguments = self._template_arguments(body.chat_template_kwargs or {})
+        own = {name: getattr(body, name) for name in Controls.model_fields}
+        given: dict[str, Any] = {}
+        for source in (_from_headers(headers), implied or {}, arguments, own):
+            given.update((name, value) for name, value in source.items() if value is not None)
+        others = {k: v for k, v in arguments.items() if k not in Switches.model_fields}
+        switches = {name: given[name] for name in Switches.model_fields if name in given}
+        if switches.get("reasoning_effort") == "none":  # without effort is without thinking
+            del switches["reasoning_effort"]
+            switches.setdefault("enable_thinking", False)
+        cached = given.get("cache_prompt", True)
+        control = Control(
+            read=cached and given.get("allow_prefix_reuse", True),
+            retain=cached and given.get("retain_prefix", True),
+            salt=given.get("cache_salt"),
+            hint=given.get("session_id") or given.get("prompt_cache_key") or None,
+            priority=given.get("priority", 0),
+            ttl_seconds=given.get("ttl_seconds"),
+        )
+        return {"control": control, "template": {**others, **switches}}
+
+    def _template_arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        path = "chat_template_kwargs"
+        for name in given:
+            if name in _OURS or not name.isidentifier():
+                where = self.path((path, name[:100]))
+                text = f"{where}: no argument of a template; needs another name"
+                raise invalid(text, param=where)
+        known = {name: given[name] for name in Switches.model_fields if name in given}
+        if known:
+            self.check(Switches, known, within=(path,))
+        return given
 
 
 def brackets(path: Sequence[str | int]) -> str:
@@ -188,42 +262,6 @@ def read_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def check(
-    model: type[Model],
-    data: Mapping[str, Any],
-    *,
-    dialect: Dialect,
-    within: Sequence[str | int] = (),
-) -> Model:
-    """Return the checked fields of ``data``, the object at the path ``within`` of a body.
-
-    Raises:
-        ApiError: 400, names the first invalid field and valid values.
-    """
-    try:
-        return model.model_validate(data)
-    except ValidationError as errors:
-        first = errors.errors(include_url=False)[0]
-    raise _refusal(first, dialect=dialect, within=within)
-
-
-def _refusal(error: ErrorDetails, *, dialect: Dialect, within: Sequence[str | int]) -> ApiError:
-    unknown = error["type"] == "extra_forbidden"
-    *parents, last = error["loc"]
-    # A tag at the end names the branch of a value that is wrong as a whole; else an unknown field.
-    steps = [each for each in parents if not _is_tag(each)]
-    steps += [last] if unknown or not _is_tag(last) else []
-    path = dialect.path([*within, *steps])
-    if unknown:
-        return invalid(dialect.unknown.format(path[:200]), param=path[:200])
-    if error["type"] == "missing":
-        return invalid(f"{path}: Field required", param=path)
-    message = error["msg"].replace(" after validation", "")
-    if error["type"] == NEEDS:
-        message = f"needs {message}"
-    return invalid(f"{path}: {shown(error['input'])}; {message}", param=path)
-
-
 def _is_tag(step: str | int) -> bool:
     return isinstance(step, str) and step.startswith("<") and step.endswith(">")
 
@@ -245,57 +283,9 @@ def sampling(body: Body) -> Sampling:
     return _checked_sampling(**{**known, "temperature": heat})
 
 
-def controls(
-    body: Body,
-    headers: Mapping[str, str],
-    *,
-    dialect: Dialect,
-    implied: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the ``control`` and ``template`` of a `ChatRequest`.
-
-    A field of the body precedes the template's arguments, these precede the values ``implied`` by
-    other fields of the dialect, and those precede a header.
-
-    Raises:
-        ApiError: 400, names the header or the template's argument.
-    """
-    arguments = _template_arguments(body, dialect=dialect) if body.chat_template_kwargs else {}
-    own = {name: getattr(body, name) for name in Controls.model_fields}
-    given: dict[str, Any] = {}
-    for source in (_from_headers(headers), implied or {}, arguments, own):
-        given.update((name, value) for name, value in source.items() if value is not None)
-    others = {k: v for k, v in arguments.items() if k not in Switches.model_fields}
-    switches = {name: given[name] for name in Switches.model_fields if name in given}
-    if switches.get("reasoning_effort") == "none":  # without effort is without thinking
-        del switches["reasoning_effort"]
-        switches.setdefault("enable_thinking", False)
-    cached = given.get("cache_prompt", True)
-    control = Control(
-        read=cached and given.get("allow_prefix_reuse", True),
-        retain=cached and given.get("retain_prefix", True),
-        salt=given.get("cache_salt"),
-        hint=given.get("session_id") or given.get("prompt_cache_key") or None,
-        priority=given.get("priority", 0),
-        ttl_seconds=given.get("ttl_seconds"),
-    )
-    return {"control": control, "template": {**others, **switches}}
-
-
 # Names that are no arguments of a template: the server's own, and fields of a body.
 _OURS = {"messages", "tools", "documents", "add_generation_prompt", "breakpoints", "self"}
 _OURS |= Controls.model_fields.keys() - Switches.model_fields.keys()
-
-
-def _template_arguments(body: Body, *, dialect: Dialect) -> dict[str, Any]:
-    given, path = body.chat_template_kwargs or {}, "chat_template_kwargs"
-    for name in given:
-        if name in _OURS or not name.isidentifier():
-            where = dialect.path((path, name[:100]))
-            raise invalid(f"{where}: no argument of a template; needs another name", param=where)
-    known = {name: given[name] for name in Switches.model_fields if name in given}
-    check(Switches, known, dialect=dialect, within=(path,))
-    return given
 
 
 _HEADERS = {name: f"x-{name.replace('_', '-')}" for name in Controls.model_fields}
@@ -308,7 +298,7 @@ def _from_headers(headers: Mapping[str, str]) -> dict[str, Any]:
     texts = {name: headers[twin] for name, twin in _HEADERS.items() if twin in headers}
     given = {name: _typed(name, text.strip()) for name, text in texts.items()}
     if given:
-        check(Controls, given, dialect=Dialect(path=_header_path, unknown="{}"))
+        Dialect(path=_header_path, unknown="{}").check(Controls, given)
     return given
 
 

@@ -24,8 +24,6 @@ from ninfer_pool.server.dialect import (
     StrictModel,
     TextOrList,
     Whole,
-    check,
-    controls,
     conversation,
     needs,
     one_of,
@@ -156,7 +154,7 @@ class _StreamOptions(StrictModel):
 
 
 class _Shared(Body):
-    """StrictModel of both of OpenAI's bodies, then known ones without effect."""
+    """Fields of both of OpenAI's bodies, then known ones without effect."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     min_p: Fraction | None = None
@@ -256,11 +254,11 @@ class _Pin(StrictModel):
 
 def parse_pin(body: bytes) -> bool:
     """Return whether a body requests a pin, as an empty one does, or its removal."""
-    return not body.strip() or check(_Pin, read_object(body), dialect=OPENAI).pinned
+    return not body.strip() or OPENAI.check(_Pin, read_object(body)).pinned
 
 
 def _chat(data: Mapping[str, Any], headers: Mapping[str, str], *, endpoint: str) -> ChatRequest:
-    body = check(_ChatBody, data, dialect=OPENAI)
+    body = OPENAI.check(_ChatBody, data)
     # As they came: a template may show their fields in the client's order.
     tools = [{"type": "function", "function": t["function"]} for t in data.get("tools") or ()]
     marked = [n for n, tool in enumerate(body.tools or ()) if tool.cache_control is not None]
@@ -271,7 +269,7 @@ def _chat(data: Mapping[str, Any], headers: Mapping[str, str], *, endpoint: str)
         tools=tuple(tools),
         max_tokens=body.max_tokens if limit is None else limit,
         parse_tools=body.tool_choice != "none",
-        **controls(body, headers, dialect=OPENAI),
+        **OPENAI.controls(body, headers),
         **conversation(messages, marked_tools=marked),
         sampling=sampling(body),
         **_shared(body),
@@ -281,11 +279,11 @@ def _chat(data: Mapping[str, Any], headers: Mapping[str, str], *, endpoint: str)
 def _completion(
     data: Mapping[str, Any], headers: Mapping[str, str], *, endpoint: str
 ) -> ChatRequest:
-    body = check(_CompletionBody, data, dialect=OPENAI)
+    body = OPENAI.check(_CompletionBody, data)
     return ChatRequest(
         endpoint=endpoint,
         text=body.prompt,
-        control=controls(body, headers, dialect=OPENAI)["control"],
+        control=OPENAI.controls(body, headers)["control"],
         max_tokens=body.max_tokens,
         parse_tools=False,
         sampling=sampling(body),
