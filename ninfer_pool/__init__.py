@@ -15,14 +15,7 @@ from ninfer_pool.core.planner import Chunk
 from ninfer_pool.core.policy import POLICIES, Policy
 from ninfer_pool.core.pool import PrefixPool
 from ninfer_pool.core.prompt import KINDS, Boundary, MediaSpan, Prompt
-from ninfer_pool.core.results import (
-    EntryInfo,
-    Event,
-    Explanation,
-    Match,
-    Refusal,
-    Stats,
-)
+from ninfer_pool.core.results import EntryInfo, Event, Explanation, Match, Refusal, Stats
 from ninfer_pool.errors import (
     ConfigError,
     GeometryError,

@@ -1,19 +1,4 @@
-"""The pool's exceptions. An expected refusal is never raised: it is a value, nothing changed.
-
-::
-
-    PoolError
-    ├── ConfigError      a pool configuration that cannot work.
-    ├── NamespaceError   an identity field of the wrong kind.
-    ├── PromptError      tokens, media, positions or boundaries that do not fit together.
-    ├── LeaseError       an engine that uses a lease against its rules.
-    ├── TraceError       a trace file that breaks the rules of its format.
-    ├── GeometryError    model sizes that do not add up.
-    ├── ModelError       a model's folder that cannot be read or run.
-    ├── StoreError       a tier's folder or file on disk that cannot be used.
-    │   └── RoomError    … now: it fits once another lease has ended.
-    └── UsageError       a command line that cannot be carried out.
-"""
+"""The pool's exceptions. An expected refusal is never raised: it is a value, nothing changed."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -27,15 +29,14 @@ def convert(source: Source, path: Path | str, *, tokenizer: Path | None = None) 
         TraceError: input of another shape; the message names file, line and field.
     """
     path = Path(path)
-    if source == "mooncake":
-        trace = convert_mooncake(path)
-    elif source == "kv-cache-tester":
-        trace = convert_sessions(path)
-    elif source == "openai-jsonl":
-        trace = convert_chat(path, tokenizer=tokenizer)
-    elif source == "server-log":
-        trace = convert_server_log(path)
-    else:
+    converters: dict[str, Callable[[Path], Trace]] = {
+        "mooncake": convert_mooncake,
+        "kv-cache-tester": convert_sessions,
+        "openai-jsonl": partial(convert_chat, tokenizer=tokenizer),
+        "server-log": convert_server_log,
+    }
+    if source not in converters:
         raise TraceError(f"source {source}: unknown; must be one of {', '.join(SOURCES)}")
+    trace = converters[source](path)
     check_trace(trace)
     return trace

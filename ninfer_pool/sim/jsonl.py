@@ -10,9 +10,11 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from ninfer_pool.errors import TraceError
+
+T = TypeVar("T")
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _SHOWN: Final = 60
@@ -77,23 +79,20 @@ class JsonFields:
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return a string."""
-        value = self.get(name, default)
-        if not isinstance(value, str):
-            raise self.error(name, value, "a string")
-        return value
+        return self._typed(name, default, str, "a string")
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return true or false."""
-        value = self.get(name, default)
-        if not isinstance(value, bool):
-            raise self.error(name, value, "true or false")
-        return value
+        return self._typed(name, default, bool, "true or false")
 
     def items(self, name: str, default: list[object] | None = None) -> list[object]:
         """Return a list."""
+        return self._typed(name, default, list, "a list")
+
+    def _typed(self, name: str, default: object, kind: type[T], wanted: str) -> T:
         value = self.get(name, default)
-        if not isinstance(value, list):
-            raise self.error(name, value, "a list")
+        if not isinstance(value, kind):
+            raise self.error(name, value, wanted)
         return value
 
     def tuples(self, name: str, size: int, shape: str) -> Iterator[list[object]]:

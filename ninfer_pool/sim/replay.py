@@ -103,11 +103,8 @@ class Replay:
         )
         return RunOutcome(run, self.tally.detail)
 
-    def prompt(self, request: TraceRequest) -> Prompt:
-        """Return a request's prompt with made-up token ids."""
-        return self._prompt(request, self.source.prompt(request.id))
-
-    def _prompt(self, request: TraceRequest, tokens: Tokens) -> Prompt:
+    def prompt(self, request: TraceRequest, tokens: Tokens) -> Prompt:
+        """Return a request's prompt with its made-up token ids."""
         namespace = self._namespaces.get(request.salt)
         if namespace is None:
             namespace = Namespace(
@@ -152,7 +149,7 @@ class Replay:
         if len(self._events) == self.setup.lanes:
             return False
         tokens = self.source.prompt(request.id)
-        prompt = self._prompt(request, tokens)
+        prompt = self.prompt(request, tokens)
         started = time.perf_counter()
         best = self.pool.lookup(prompt).deepest
         self._lookup_seconds.append(time.perf_counter() - started)

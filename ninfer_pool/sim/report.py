@@ -127,22 +127,18 @@ def policies(runs: Iterable[Run]) -> list[str]:
 def find(runs: Iterable[Run], policy: str, field: str, value: int) -> Run | None:
     """Return the run of `policy` where `field` is `value`; bounds without size match all values."""
     for run in runs:
-        if run["policy"] == policy:
-            if run[field] == value:
-                return run
-            if run["entries"] is None and run["budget_bytes"] is None:
-                return run
+        endless = run["entries"] is None and run["budget_bytes"] is None
+        if run["policy"] == policy and (endless or run[field] == value):
+            return run
     return None
 
 
 def gap_closed(runs: Sequence[Run], field: str, value: int) -> float | None:
     """(default - lru) / (clairvoyant - lru): 1.0 is as good as the future known; None: no gap."""
-    rates = []
-    for policy in ("lru", "default", "clairvoyant"):
-        run = find(runs, policy, field, value)
-        if run is None:
-            return None
-        rates.append(run["hit_rate"])
+    found = [find(runs, policy, field, value) for policy in ("lru", "default", "clairvoyant")]
+    rates = [run["hit_rate"] for run in found if run is not None]
+    if len(rates) < len(found):
+        return None
     lru, default, best = rates
     return (default - lru) / (best - lru) if best - lru > 1e-3 else None
 
@@ -160,16 +156,16 @@ def rate_table(runs: Sequence[Run], field: str) -> TextTable:
         cells = ("-" if gap is None else f"{100 * gap:.0f}%" for gap in gaps)
         rows += [(), ("gap lru-clairvoyant closed by default", *cells)]
     title = RATE_TITLES[field] + (f"; below the device {tiers}" if tiers else "")
-    return TextTable(title=title, columns=("policy", *_labels(values, field)), rows=tuple(rows))
+    return TextTable(
+        title=title,
+        columns=("policy", *(label(value, field) for value in values)),
+        rows=tuple(rows),
+    )
 
 
 def _rates(runs: Sequence[Run], policy: str, field: str) -> tuple[str, ...]:
     found = (find(runs, policy, field, value) for value in points(runs, field))
     return (policy, *("-" if run is None else percent(run["hit_rate"]) for run in found))
-
-
-def _labels(values: Iterable[int], field: str) -> list[str]:
-    return [label(value, field) for value in values]
 
 
 def label(value: int | None, field: str) -> str:
@@ -233,7 +229,11 @@ def reason_table(runs: Sequence[Run], field: str) -> TextTable:
     title = f"Why matched tokens were lost under {policy}: tokens (requests)"
     if not rows:
         return TextTable(title=title, columns=("reason",), rows=(("no matched token was lost",),))
-    return TextTable(title=title, columns=("reason", *_labels(values, field)), rows=tuple(rows))
+    return TextTable(
+        title=title,
+        columns=("reason", *(label(value, field) for value in values)),
+        rows=tuple(rows),
+    )
 
 
 def top(losses: Iterable[dict[str, Any]]) -> list[str]:

@@ -81,7 +81,7 @@ class Simulator:
         trace = self.trace
         replay = Replay(trace, self._source, self.setup, plan, until=request)
         replay.run()
-        prompt = replay.prompt(trace.requests[request])
+        prompt = replay.prompt(trace.requests[request], self._source.prompt(request))
         explanation = replay.pool.explain(prompt)
         places = [f"{m.position} ({m.kind})" for m in replay.pool.lookup(prompt)[-8:]]
         line = f"request {request} of {trace.name} under {plan.policy}: {explanation}"

@@ -95,10 +95,8 @@ def tier_fields(tier: str, **figures: Any) -> dict[str, Any]:
 def head_fields(sizes: Iterable[TierSize]) -> dict[str, Any]:
     """Return budgets and rates of the tiers below as fields of a run; None for an absent tier."""
     by_name = {size.name: size for size in sizes}
-    host, disk = by_name.get("host"), by_name.get("disk")
-    return {
-        "host_budget_bytes": host.budget_bytes if host else None,
-        "disk_budget_bytes": disk.budget_bytes if disk else None,
-        "host_rate": host.bytes_s if host else None,
-        "disk_rate": disk.bytes_s if disk else None,
-    }
+    found: dict[str, Any] = {}
+    for field, suffix in (("budget_bytes", "budget_bytes"), ("bytes_s", "rate")):
+        for name in ("host", "disk"):
+            found[f"{name}_{suffix}"] = getattr(by_name.get(name), field, None)
+    return found

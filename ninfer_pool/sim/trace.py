@@ -152,6 +152,15 @@ def make_header(name: str, *, source: str, licence: str, notes: str) -> dict[str
     }
 
 
+def converted_trace(
+    path: Path, requests: Iterable[TraceRequest], *, source: str, licence: str, notes: str
+) -> Trace:
+    """Return the trace that a converter made of a file or folder, named after it."""
+    name = trace_name(path)
+    header = make_header(name, source=source, licence=licence, notes=notes)
+    return Trace(name=name, header=header, requests=tuple(requests))
+
+
 def trace_name(path: Path) -> str:
     """Return a trace's name: its file's, without folder, ``.gz`` and the suffix before it.
 
@@ -280,7 +289,7 @@ def _salt(fields: JsonFields) -> str:
 
 
 def _encode(trace: Trace) -> bytes:
-    header = {**{"format": FORMAT, "version": VERSION}, **trace.header}
+    header = {"format": FORMAT, "version": VERSION, **trace.header}
     records = itertools.chain([header], map(_record, trace.requests))
     return "".join(_dump(record) + "\n" for record in records).encode()
 
@@ -290,12 +299,10 @@ _dump: Final[Callable[[object], str]] = json.JSONEncoder(separators=(",", ":")).
 
 def _record(request: TraceRequest) -> dict[str, object]:
     record: dict[str, object] = {name: getattr(request, name) for name in _REQUIRED}
-    optional: Iterable[tuple[str, object]] = (
-        ("boundaries", request.boundaries),
-        ("salt", request.salt),
-        ("media", request.media),
-    )
-    record.update((name, value) for name, value in optional if value or value == "")
+    for name in ("boundaries", "salt", "media"):
+        value = getattr(request, name)
+        if value or value == "":
+            record[name] = value
     if not request.retain:
         record["retain"] = False
     return record

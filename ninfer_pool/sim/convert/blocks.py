@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ninfer_pool.sim.jsonl import JsonFields
 
 ROOT: Final = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockMatch:
+class BlockMatch(NamedTuple):
     """The longest prefix of blocks that earlier prompts share with one."""
 
     depth: int

@@ -31,7 +31,7 @@ from ninfer_pool.sim.convert.chatml import MEDIA_POSITIONS, render_prompt, rende
 from ninfer_pool.sim.convert.counting import ByteCounter, PositionCounter, TokenCounter
 from ninfer_pool.sim.convert.radix import RadixTree
 from ninfer_pool.sim.jsonl import JsonFields, file_lines, read_objects
-from ninfer_pool.sim.trace import Trace, TraceRequest, make_header, trace_name
+from ninfer_pool.sim.trace import Trace, TraceRequest, converted_trace
 
 _SESSION_FIELDS: Final = ("session_id", "user", "prompt_cache_key")
 _TIME_FIELDS: Final = ("t", "timestamp", "created", "created_at")
@@ -51,15 +51,14 @@ def convert_chat(path: Path, *, tokenizer: Path | None = None) -> Trace:
     linker = _Linker(counter)
     for line in _lines(path):
         linker.add(line)
-    name = trace_name(path)
-    header = make_header(
-        name,
+    return converted_trace(
+        path,
+        linker.requests,
         source=f"log of chat requests {path.name}",
         licence="that of the log",
         notes=f"converted from openai-jsonl; positions are {counter.label} of the prompts in "
         f"ChatML; media count {MEDIA_POSITIONS} positions each",
     )
-    return Trace(name=name, header=header, requests=linker.requests())
 
 
 # --- reading a line -------------------------------------------------------------------------------
@@ -220,13 +219,14 @@ class _Linker:
     def __init__(self, counter: PositionCounter) -> None:
         self._counter = counter
         self._tree = RadixTree(unit=counter.unit)
-        self._requests: list[TraceRequest] = []
+        self.requests: list[TraceRequest] = []
+        """All requests so far, with the answers that later prompts showed."""
         self._unread: set[int] = set()
         """Requests whose answer is not in the log, so that a later prompt may show it."""
 
     def add(self, line: _Line) -> None:
         """Add the next request in order of arrival."""
-        laid, id = self._lay_out(line.request), len(self._requests)
+        laid, id = self._lay_out(line.request), len(self.requests)
         parent, shared = self._parent(laid)
         reply = b""
         if line.reply is not None and not line.hidden:
@@ -234,7 +234,7 @@ class _Linker:
         self._tree.add(laid.units + reply, id)
         if not reply and not line.hidden:
             self._unread.add(id)
-        self._requests.append(
+        self.requests.append(
             TraceRequest(
                 id=id,
                 t=line.t,
@@ -248,10 +248,6 @@ class _Linker:
                 media=tuple(laid.media),
             )
         )
-
-    def requests(self) -> tuple[TraceRequest, ...]:
-        """Return all requests, with the answers that later prompts showed."""
-        return tuple(self._requests)
 
     def _lay_out(self, request: JsonFields) -> _Laid:
         laid, parts, at, turn = _Laid(), list[bytes](), 0, 0
@@ -272,11 +268,11 @@ class _Linker:
         shared, parent = self._tree.match(laid.units)
         if parent is None:
             return None, 0
-        before = self._requests[parent]
+        before = self.requests[parent]
         reply_end = laid.replies.get(before.input)
         if parent in self._unread and shared == before.input and reply_end is not None:
             self._unread.remove(parent)
-            self._requests[parent] = replace(before, output=reply_end - before.input)
+            self.requests[parent] = replace(before, output=reply_end - before.input)
             return parent, reply_end
         for begin, end, _ in laid.media:
             if begin < shared < end:
@@ -284,6 +280,6 @@ class _Linker:
         return (parent, shared) if shared else (None, 0)
 
     def _session(self, parent: int | None, shared: int) -> str:
-        if parent is not None and shared >= self._requests[parent].input:
-            return self._requests[parent].session
-        return f"s{len(self._requests)}"
+        if parent is not None and shared >= self.requests[parent].input:
+            return self.requests[parent].session
+        return f"s{len(self.requests)}"

@@ -18,7 +18,7 @@ from typing import Final
 
 from ninfer_pool.sim.convert.blocks import BlockTrie, block_ids
 from ninfer_pool.sim.jsonl import JsonFields, file_lines, read_objects
-from ninfer_pool.sim.trace import Trace, TraceRequest, make_header, trace_name
+from ninfer_pool.sim.trace import Trace, TraceRequest, converted_trace
 
 BLOCK_TOKENS: Final = 512
 _Row = tuple[float, int, int, list[int]]
@@ -36,14 +36,13 @@ def convert_mooncake(path: Path) -> Trace:
     for row in rows:
         requests.append(_request(row, trie, requests))
         trie.add(row[3], len(requests) - 1)
-    name = trace_name(path)
-    header = make_header(
-        name,
+    return converted_trace(
+        path,
+        requests,
         source=f"Mooncake trace {path.name}",
         licence="that of the source (Apache-2.0 where it is the published one)",
         notes=f"converted from mooncake; prefixes known to blocks of {BLOCK_TOKENS} tokens",
     )
-    return Trace(name=name, header=header, requests=tuple(requests))
 
 
 def _row(fields: JsonFields) -> _Row:

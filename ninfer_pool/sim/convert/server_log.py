@@ -33,9 +33,8 @@ from ninfer_pool.sim.trace import (
     Trace,
     TraceRequest,
     check_shared,
-    make_header,
+    converted_trace,
     read_boundaries,
-    trace_name,
 )
 
 FORMAT: Final = "ninfer-pool-server-log"
@@ -54,14 +53,13 @@ def convert_server_log(path: Path) -> Trace:
         raise TraceError(f"{path}: holds no request that ran; at least one must")
     rows.sort(key=lambda row: (row.t, row.run, row.id))
     requests = _Linker(rows, log.notes).requests()
-    name = trace_name(path)
-    header = make_header(
-        name,
+    return converted_trace(
+        path,
+        requests,
         source=f"request log of ninfer-pool serve: {path.name}",
         licence="that of the log",
         notes="; ".join(["converted from server-log", *log.remarks()]),
     )
-    return Trace(name=name, header=header, requests=requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 from ninfer_pool.errors import TraceError
 from ninfer_pool.sim.convert.blocks import BlockTrie, block_ids
 from ninfer_pool.sim.jsonl import JsonFields, file_lines, parse_object
-from ninfer_pool.sim.trace import Trace, TraceRequest, make_header, trace_name
+from ninfer_pool.sim.trace import Trace, TraceRequest, converted_trace, trace_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +75,14 @@ def convert_sessions(path: Path) -> Trace:
         raise TraceError(f"{path}: holds no session; must have files NAME.json or NAME.json.gz")
     rows = [row for file in files for row in _read(file)]
     rows.sort(key=lambda row: row.t)
-    name = trace_name(path)
-    header = make_header(
-        name,
+    return converted_trace(
+        path,
+        _Linker().link(rows),
         source=f"kv-cache-tester sessions: {path.name}",
         licence="that of the source (Apache-2.0 where it is the published one)",
         notes="converted from kv-cache-tester; prefix relations only; reasoning counted as kept "
         "inside a tool loop and as stripped after the end of a turn",
     )
-    return Trace(name=name, header=header, requests=_Linker().link(rows))
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -164,11 +163,11 @@ class _Linker:
     started: set[str] = field(default_factory=set)
     systems: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
-    def link(self, rows: list[_Row]) -> tuple[TraceRequest, ...]:
+    def link(self, rows: list[_Row]) -> list[TraceRequest]:
         """Return rows, in order of arrival, as requests."""
         for row in rows:
             self._add(row)
-        return tuple(self.requests)
+        return self.requests
 
     def _add(self, row: _Row) -> None:
         talk, id = row.conversation, len(self.requests)
