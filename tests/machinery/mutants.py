@@ -24,8 +24,8 @@ from tests.machinery import edits
 
 ROOT = Path(__file__).resolve().parents[2]
 DRAWN = (
-    "For mutants that nobody chose, install mutmut and run: mutmut run --paths-to-mutate "
-    "ninfer_pool/core --tests-dir tests/core"
+    "For mutants beyond this table, configure a mutation tester such as mutmut with the sources "
+    "ninfer_pool/core and the tests tests/core."
 )
 LIMIT_SECONDS = 120
 """After this long a mutant that still runs is taken to loop for ever: killed."""
